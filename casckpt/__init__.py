@@ -1,0 +1,1 @@
+"""casckpt: content-addressed, deduplicating snapshots for reinforcement-learning training."""

@@ -1,0 +1,39 @@
+"""Named bounds, each with its reason. Nothing else in casckpt hard-codes a size.
+
+Sizes are in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+# --- layout of payloads ---
+CHUNK_SIZE = MIB  # measured: 256 KiB costs 10-20 % on writes and four times the ids; 4 MiB falls out of the L2 cache
+CHUNK_SIZE_MIN, CHUNK_SIZE_MAX = 4096, 16 * MIB  # what a store may set; the maximum bounds a decoder's allocation
+SMALL_BLOCK_LIMIT = 64 * 1024  # smaller blocks share chunks; larger ones start their own, so 200 B of index is < 0.4 %
+NODE_FANOUT = 1024  # chunk ids per manifest node: 32 KiB, rewritten when one chunk of 1 GiB changes
+
+# --- files ---
+PACK_TARGET_SIZE = 64 * MIB  # large enough for streaming, small enough for a collector to rewrite
+INLINE_LIMIT = 64 * 1024  # commits with no more new stored bytes live inside their timeline entry: one durable file
+ENTRY_SIZE_MAX = 4 * MIB  # a timeline entry larger than this is refused before it is read
+ENTRIES_PER_SHARD = 1000  # timeline files per folder, so that listing on doubt stays small
+OBJECT_SIZE_MAX = 64 * MIB  # structures and manifests of state with very many leaves; chunks are far smaller
+RECORD_ALIGNMENT = 64  # payloads in packs start on a cache line, so raw Arrow segments can be mapped
+PACK_COUNT_PER_ENTRY_MAX = 65536
+
+# --- state trees ---
+TREE_DEPTH_MAX = 256  # deeper trees are refused on both sides; Python's own recursion limit lies above
+LEAF_COUNT_MAX = 10_000_000
+KEY_SIZE_MAX = 4096
+RANK_MAX = 64  # dimensions of a tensor (numpy's own bound)
+NAME_SIZE_MAX = 200  # run, branch, tag and component names, in UTF-8 bytes: they end up in index keys (511 at most)
+
+# --- memory and threads ---
+BATCH_SIZE = 8 * MIB  # bytes hashed or read per pool task: smaller tasks halve the rate
+PIPELINE_BUDGET = 64 * MIB  # encoded bytes in flight between hashing and writing
+POOL_THREADS_MAX = 8
+
+# --- time ---
+LOCK_TIMEOUT_S = 30.0  # then BusyError names the holder
+PROBE_TIMEOUT_S = 20.0  # a suspect index is opened in a subprocess that may not take longer
