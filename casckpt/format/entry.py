@@ -1,0 +1,176 @@
+"""A timeline entry: the file whose appearance under its number is the commit point.
+
+::
+
+    header  64   magic "CASENTR1", seq u64, body size u64, inline size u64, store id 16, check 16 (over bytes 0..48)
+    body         MessagePack (`Envelope`)
+    inline       records (`record`, unpadded), one after the other
+    trailer 32   blake3 of everything before = the entry's digest
+
+`previous` links to the digest of the entry before; where that entry was damaged or missing when this one was
+written, it is the blake3 of the bytes found, or zeros. Entry 0 is `Create`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from casckpt.digest import check16, digest
+from casckpt.errors import CorruptionError, UnsupportedFormatError
+from casckpt.format import wire
+from casckpt.format.record import RecordHeader, decode_header, encode_header
+from casckpt.ids import DIGEST_SIZE, PACK_ID_SIZE, EntryDigest, StoreId
+from casckpt.limits import ENTRY_SIZE_MAX, PACK_COUNT_PER_ENTRY_MAX
+
+MAGIC = b"CASENTR1"
+_HEADER = struct.Struct("<8sQQQ16s")
+HEADER_SIZE = _HEADER.size + 16  # 64
+TRAILER_SIZE = DIGEST_SIZE
+MetricValue = bool | int | float | str
+
+
+class PackRef(msgspec.Struct, frozen=True, array_like=True):
+    """A pack that this entry makes part of the store."""
+
+    pack_id: bytes
+    size: int
+    footer_check: bytes
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
+    document: bytes
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
+    """A new snapshot as head of a branch whose head was `expected_head` (empty: the branch is new)."""
+
+    run: str
+    branch: str
+    step: int
+    snapshot: bytes
+    expected_head: bytes
+    packs: list[PackRef]
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+    new_bytes: dict[str, int]
+    stored_bytes: int
+
+
+class Annotate(msgspec.Struct, frozen=True, array_like=True, tag="annotate"):
+    snapshot: bytes
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+
+
+class Tag(msgspec.Struct, frozen=True, array_like=True, tag="tag"):
+    """`snapshot` empty: the tag is taken away."""
+
+    run: str
+    name: str
+    snapshot: bytes
+
+
+class Retire(msgspec.Struct, frozen=True, array_like=True, tag="retire"):
+    snapshot: bytes
+
+
+Body = Create | Commit | Annotate | Tag | Retire
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """Who wrote an entry, when (ns since the epoch, for people only), after what, and what it says."""
+
+    write_id: bytes
+    previous: bytes
+    written_at_ns: int
+    host: str
+    pid: int
+    body: Body
+
+
+class InlineRecord(msgspec.Struct, frozen=True):
+    """A record inside an entry: header, where it starts in the file, payload bytes."""
+
+    header: RecordHeader
+    offset: int
+    payload: bytes
+
+
+class Entry(msgspec.Struct, frozen=True):
+    seq: int
+    store_id: StoreId
+    envelope: Envelope
+    records: list[InlineRecord]
+    digest: EntryDigest
+    size: int
+
+
+def encode_entry(seq: int, store_id: StoreId, envelope: Envelope, records: list[tuple[RecordHeader, bytes]]) -> bytes:
+    """The whole file. `records` are (header, payload); offsets follow from the order."""
+    body = wire.encode(envelope)
+    inline = b"".join(
+        part for header, payload in records for part in (encode_header(header, is_aligned=False), payload)
+    )
+    fixed = _HEADER.pack(MAGIC, seq, len(body), len(inline), store_id)
+    content = b"".join((fixed, check16(fixed), body, inline))
+    if len(content) + TRAILER_SIZE > ENTRY_SIZE_MAX:
+        raise ValueError(f"a timeline entry of {len(content)} bytes is over {ENTRY_SIZE_MAX}")
+    return content + digest(content)
+
+
+def decode_entry(data: bytes, seq: int, what: str) -> Entry:
+    """Decode and check everything except that inline payloads hash to their object ids.
+
+    Raises:
+        CorruptionError: any byte of it is not as written, or it is another number's entry.
+        UnsupportedFormatError: intact, but of a kind that this release does not know.
+    """
+    if not HEADER_SIZE + TRAILER_SIZE <= len(data) <= ENTRY_SIZE_MAX:
+        raise CorruptionError(f"{what}: {len(data)} bytes cannot be a timeline entry", what=what, seq=seq)
+    if data[:8] != MAGIC:
+        raise CorruptionError(f"{what}: not a timeline entry (starts with {bytes(data[:8])!r})", what=what, seq=seq)
+    if digest(memoryview(data)[:-TRAILER_SIZE]) != data[-TRAILER_SIZE:]:
+        raise CorruptionError(f"{what}: digest mismatch. Run `casckpt verify`.", what=what, seq=seq)
+    _, found_seq, body_size, inline_size, store_id = _HEADER.unpack_from(data)
+    if found_seq != seq:
+        raise CorruptionError(f"{what}: holds entry {found_seq}, expected {seq}", what=what, seq=seq)
+    if HEADER_SIZE + body_size + inline_size + TRAILER_SIZE != len(data):
+        raise CorruptionError(f"{what}: lengths {body_size} + {inline_size} do not add up", what=what, seq=seq)
+    envelope = _decode_envelope(data[HEADER_SIZE : HEADER_SIZE + body_size], what)
+    records = _decode_records(data, HEADER_SIZE + body_size, what)
+    return Entry(seq, StoreId(store_id), envelope, records, EntryDigest(data[-TRAILER_SIZE:]), len(data))
+
+
+def _decode_envelope(body: bytes, what: str) -> Envelope:
+    try:
+        envelope = wire.decode(Envelope, body, what)
+    except CorruptionError as error:
+        # The digest held, so the bytes are as written: an unknown tag is a newer writer, not damage.
+        if "Invalid value" in str(error.__cause__):
+            raise UnsupportedFormatError(
+                f"{what}: entry of a kind this release does not know ({error.__cause__}). Upgrade casckpt.", what=what
+            ) from error
+        raise
+    body_value = envelope.body
+    if isinstance(body_value, Commit):
+        if len(body_value.packs) > PACK_COUNT_PER_ENTRY_MAX:
+            raise CorruptionError(f"{what}: {len(body_value.packs)} packs in one entry", what=what)
+        if any(len(p.pack_id) != PACK_ID_SIZE or len(p.footer_check) != 16 or p.size < 0 for p in body_value.packs):
+            raise CorruptionError(f"{what}: malformed pack reference", what=what)
+        if len(body_value.snapshot) != DIGEST_SIZE or len(body_value.expected_head) not in (0, DIGEST_SIZE):
+            raise CorruptionError(f"{what}: malformed snapshot id", what=what)
+    return envelope
+
+
+def _decode_records(data: bytes, start: int, what: str) -> list[InlineRecord]:
+    view = memoryview(data)
+    end = len(data) - TRAILER_SIZE
+    records = []
+    while start < end:
+        header = decode_header(view[start:end], f"{what} record at {start}", limit=end - start)
+        at = start + header.header_size
+        records.append(InlineRecord(header, start, bytes(view[at : at + header.stored_size])))
+        start = at + header.stored_size
+    return records

@@ -1,0 +1,116 @@
+"""The objects of the Merkle tree: snapshot → manifest → structure and chunks.
+
+A `Snapshot` holds nothing that depends on a clock, a host or a random number: the same training from the same parent
+on the same branch gives the same id. Metrics and labels belong to the timeline entry, where later
+annotations join them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from casckpt.errors import CorruptionError
+from casckpt.format import wire
+from casckpt.ids import DIGEST_SIZE, ObjectId
+from casckpt.limits import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, LEAF_COUNT_MAX, NODE_FANOUT
+
+SNAPSHOT_VERSION = 1
+CONTEXT_VERSION = 1
+MANIFEST_VERSION = 1
+
+EXACT, RELOADABLE, DROPPABLE = 0, 1, 2
+NECESSITIES = ("exact", "reloadable", "droppable")
+
+
+class ComponentRef(msgspec.Struct, frozen=True, array_like=True):
+    """A component in a snapshot: its manifest, and the step at which it was captured."""
+
+    manifest: bytes
+    step: int
+    logical_bytes: int
+    necessity: int = EXACT
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One step of one run. `parent` is weak: a restore never follows it."""
+
+    version: int
+    run: str
+    branch: str
+    step: int
+    parent: bytes
+    context: bytes
+    components: dict[str, ComponentRef]
+
+
+class Context(msgspec.Struct, frozen=True, array_like=True):
+    """What surrounds a state and rarely changes: user schema version, config (canonical JSON), library versions."""
+
+    version: int
+    schema_version: int
+    config: bytes
+    environment: dict[str, str]
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """A component: its structure and its chunks in payload order.
+
+    `ids` holds chunk ids, 32 bytes each, while there are at most NODE_FANOUT of them; beyond that it holds ids of
+    nodes, each of which is the concatenation of up to NODE_FANOUT chunk ids.
+    """
+
+    version: int
+    structure: bytes
+    chunk_size: int
+    scalars_size: int
+    plain_size: int
+    chunk_count: int
+    ids: bytes
+
+    @property
+    def has_nodes(self) -> bool:
+        return self.chunk_count > NODE_FANOUT
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    return wire.encode(snapshot)
+
+
+def decode_snapshot(plain: bytes, what: str) -> Snapshot:
+    snapshot = wire.decode(Snapshot, plain, what)
+    wire.check_version(snapshot.version, SNAPSHOT_VERSION, what)
+    for field in (snapshot.parent, snapshot.context):
+        if len(field) not in (0, DIGEST_SIZE):
+            raise CorruptionError(f"{what}: an id of {len(field)} bytes", what=what)
+    for name, ref in snapshot.components.items():
+        if len(ref.manifest) != DIGEST_SIZE or ref.necessity not in (EXACT, RELOADABLE, DROPPABLE):
+            raise CorruptionError(f"{what}: component {name!r} is malformed", what=what)
+    return snapshot
+
+
+def decode_context(plain: bytes, what: str) -> Context:
+    context = wire.decode(Context, plain, what)
+    wire.check_version(context.version, CONTEXT_VERSION, what)
+    return context
+
+
+def decode_manifest(plain: bytes, what: str) -> Manifest:
+    manifest = wire.decode(Manifest, plain, what)
+    wire.check_version(manifest.version, MANIFEST_VERSION, what)
+    count = manifest.chunk_count
+    id_count = -(-count // NODE_FANOUT) if manifest.has_nodes else count
+    if (
+        len(manifest.structure) != DIGEST_SIZE
+        or not CHUNK_SIZE_MIN <= manifest.chunk_size <= CHUNK_SIZE_MAX
+        or not 0 <= count <= LEAF_COUNT_MAX
+        or not 0 <= manifest.scalars_size <= manifest.plain_size <= count * manifest.chunk_size
+        or len(manifest.ids) != id_count * DIGEST_SIZE
+    ):
+        raise CorruptionError(f"{what}: manifest fields contradict each other", what=what)
+    return manifest
+
+
+def split_ids(ids: bytes, what: str) -> list[ObjectId]:
+    """The ids in a manifest's `ids` field or in a node."""
+    wire.check_digests(ids, what)
+    return [ObjectId(ids[at : at + DIGEST_SIZE]) for at in range(0, len(ids), DIGEST_SIZE)]
