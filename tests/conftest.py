@@ -1,0 +1,134 @@
+"""What every test gets: markers, Hypothesis profiles, a seed, a place for a store, and a check for leaks.
+
+A test is *quick* unless it is marked `full` or `soak`; the mark is set here, so `-m quick` selects the quick suite.
+`soak` tests run only when asked for (`-m soak`). A hang is killed by pytest-timeout, which prints the stack of
+every thread first.
+
+Randomness: Hypothesis is derandomized in the quick and full profiles (a failure prints the blob that reproduces it),
+and other tests take their generator's seed from the `seed` fixture, which prints it. CASCKPT_TEST_SEED overrides it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sysconfig
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import casckpt
+
+for _name, _examples, _derandomize in (("quick", 30, True), ("full", 150, True), ("soak", 5000, False)):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        derandomize=_derandomize,
+        deadline=None,  # the machine is shared; time is bounded by pytest-timeout
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("CASCKPT_HYPOTHESIS_PROFILE", "full" if os.environ.get("CI") else "quick"))
+
+JOIN_TIMEOUT_S = 5.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as quick whatever is neither full nor soak."""
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("full", "soak")):
+            item.add_marker("quick")
+
+
+def pytest_configure() -> None:
+    """Refuse to test the source tree where the installed wheel is meant (`.ci/run` sets the variable)."""
+    location, installed = Path(casckpt.__file__).resolve(), Path(sysconfig.get_path("purelib")).resolve()
+    if os.environ.get("CASCKPT_TEST_INSTALLED") and installed not in location.parents:
+        raise pytest.UsageError(f"the installed casckpt was to be tested, but {location} was imported")
+
+
+def pytest_report_header() -> str:
+    """Say which casckpt is under test."""
+    return f"casckpt: {Path(casckpt.__file__).resolve().parent}"
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    """A path in a fresh temporary folder, where nothing is yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that depends on the test's name alone; printed, so that a failure shows it."""
+    value = int(os.environ.get("CASCKPT_TEST_SEED", zlib.crc32(request.node.nodeid.encode())))
+    print(f"CASCKPT_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_running() -> Iterator[None]:
+    """Fail a test that leaves a thread, an open file or a child process behind.
+
+    Threads get JOIN_TIMEOUT_S to end. Open files are counted again after a garbage collection. The helper processes
+    of multiprocessing live as long as the interpreter by design and are not counted; nor are pipes, which those share.
+    """
+    threads, files, children = set(threading.enumerate()), _open_files(), _children()
+    yield
+    leaks = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads if not _ends(thread)]
+    if _open_files() - files:
+        gc.collect()
+        leaks += [f"open file {target} (descriptor {fd})" for fd, target in sorted(_open_files() - files)]
+    leaks += [f"child process {pid}: {command}" for pid, command in sorted(_children() - children)]
+    assert not leaks, f"left behind: {', '.join(leaks)}"
+
+
+def _ends(thread: threading.Thread) -> bool:
+    thread.join(JOIN_TIMEOUT_S)
+    return not thread.is_alive()
+
+
+def _open_files() -> set[tuple[int, str]]:
+    found = set()
+    for fd in _numbers("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if target.startswith(("/", "socket:")) and not target.startswith("/dev/"):
+            found.add((fd, target))
+    return found
+
+
+def _children() -> set[tuple[int, str]]:
+    found = set()
+    for task in _numbers("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as listing:
+                pids = [int(pid) for pid in listing.read().split()]
+        except OSError:  # the thread ended meanwhile, or the kernel does not list children
+            continue
+        for pid in pids:
+            command = _command(pid)
+            if command and "resource_tracker" not in command and "forkserver" not in command:
+                found.add((pid, command))
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            return stream.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _numbers(folder: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder)]
+    except OSError:  # not Linux
+        return []
