@@ -35,6 +35,7 @@ for _name, _examples, _derandomize in (("quick", 30, True), ("full", 150, True),
 settings.load_profile(os.environ.get("CASCKPT_HYPOTHESIS_PROFILE", "full" if os.environ.get("CI") else "quick"))
 
 JOIN_TIMEOUT_S = 5.0
+POOL_THREAD_PREFIX = "casckpt_"  # the one pool of a process, which lives as long as the process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -74,17 +75,22 @@ def seed(request: pytest.FixtureRequest) -> int:
 def leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread, an open file or a child process behind.
 
-    Threads get JOIN_TIMEOUT_S to end. Open files are counted again after a garbage collection. The helper processes
-    of multiprocessing live as long as the interpreter by design and are not counted; nor are pipes, which those share.
+    Threads get JOIN_TIMEOUT_S to end; casckpt's own pool stays. Open files are counted again after a garbage
+    collection. The helper processes of multiprocessing live as long as the interpreter by design and are not counted;
+    nor are pipes, which those share.
     """
-    threads, files, children = set(threading.enumerate()), _open_files(), _children()
+    threads, files, children = _threads(), _open_files(), _children()
     yield
-    leaks = [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads if not _ends(thread)]
+    leaks = [f"thread {thread.name}" for thread in _threads() - threads if not _ends(thread)]
     if _open_files() - files:
         gc.collect()
         leaks += [f"open file {target} (descriptor {fd})" for fd, target in sorted(_open_files() - files)]
     leaks += [f"child process {pid}: {command}" for pid, command in sorted(_children() - children)]
     assert not leaks, f"left behind: {', '.join(leaks)}"
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(POOL_THREAD_PREFIX)}
 
 
 def _ends(thread: threading.Thread) -> bool:

@@ -1,0 +1,75 @@
+"""Every row of the benchmarks runs in miniature: it yields finite figures with the keys that readers of JSON rely on.
+
+Nothing here judges a time: a busy machine must not fail a test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks._harness import Settings
+
+# The cases that each row must print, counted by hand from docs/benchmarks.md.
+CASE_COUNTS = {"T1": 3, "T2": 4, "T3": 10, "T3w": 1, "T4": 4, "T7": 1, "T8": 6, "T10": 5, "T11": 1, "T12": 2}
+SLOW_ROWS = ("T10", "T11")  # they start processes, five of which import torch
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Settings:
+    return Settings(
+        folder=str(tmp_path),
+        size_bytes=3 << 20,
+        pair_count=2,
+        tensor_counts=(3, 40),
+        commit_count=4,
+        history_count=15,
+        stall_count=2,
+        training_s=0.2,
+        training_pair_count=1,
+        full_commit_interval_s=0.05,
+        start_count=1,
+    )
+
+
+def test_every_row_is_covered_here() -> None:
+    assert list(command.ROWS) == list(CASE_COUNTS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW_ROWS else []) for name in CASE_COUNTS]
+)
+def test_row_in_miniature_yields_finite_figures_and_leaves_no_files(name: str, tiny: Settings) -> None:
+    found = list(command.ROWS[name](tiny))
+    assert len(found) == CASE_COUNTS[name]
+    for each in found:
+        assert each.row == name.rstrip("w")
+        assert each.low <= each.value <= each.high
+        assert all(math.isfinite(figure) for figure in (each.value, each.low, each.high))
+        assert each.unit in ("×", "B", "ms", "s", "MiB", "%")
+        assert each.unit != "×" or (each.value > 0 and each.subject and each.baseline)
+    assert len({each.case for each in found}) == len(found)
+    assert list(Path(tiny.folder).iterdir()) == []
+
+
+def test_command_prints_a_table_and_writes_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command.QUICK, "commit_count", 3)
+    target = tmp_path / "figures.json"
+    assert command.main(["--quick", "--rows", "T7", "--folder", str(tmp_path), "--json", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "T7" in printed and "file system" in printed
+    document = json.loads(target.read_text())
+    assert set(document) == {"command", "machine", "settings", "rows"}
+    assert document["rows"][0]["row"] == "T7"
+    assert document["rows"][0]["is_reached"] in (True, False)
+
+
+def test_unknown_row_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--rows", "T7,T99"]) == 2
+    assert "T99" in capsys.readouterr().err
