@@ -1,0 +1,502 @@
+"""`Kv` on LMDB, and the only door to it.
+
+LMDB forbids to open one environment twice in a process and to use one across fork; and it has no timeout. So:
+
+* **One environment per process and folder.** A registry, keyed by real path and folder inode, counts its users.
+* **Fork.** Before a fork, environments without a running transaction are closed (the fork waits `_FORK_WAIT_S` for
+  other threads' transactions); parent and child each reopen on their next use. A child forked in the middle of a
+  transaction keeps the inherited environment untouched for ever, because both closing it and ending its transactions
+  would clear the parent's slots in the shared reader table; there, every use raises `BusyError`.
+* **Writers** take a `WriteLock` beside the environment before LMDB's own mutex, so waiting ends and names the holder.
+* **No fsync, no writable map.** What a process wrote survives its death; what a machine's crash leaves is never
+  trusted (see `lifecycle`). Nothing here is durable, and nothing here is the truth.
+* **lock.mdb is never opened by anything but LMDB** while an environment is open: closing any other descriptor of it
+  would drop this process's locks.
+* lmdb's exceptions do not leave this file: full disk or map -> `OutOfSpaceError`/`StorageError`, damage ->
+  `CorruptionError`, too many readers or a foreign lock -> `BusyError`; each has `index_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+import lmdb
+
+from casckpt.errors import BusyError, CasckptError, CorruptionError, OutOfSpaceError, ReadOnlyError, StorageError
+from casckpt.index.kv import SCAN_BATCH, KvReader, KvWriter, check_key, unknown_table
+from casckpt.index.lock import WriteLock
+
+DATA_NAME, LOCK_NAME, WRITE_LOCK_NAME = "data.mdb", "lock.mdb", "write.lock"
+LMDB_HOME = os.path.dirname(os.path.dirname(os.path.abspath(lmdb.__file__)))  # where a probe's interpreter finds it
+MAX_READERS = 1024  # reader slots: threads of all processes at one time; 64 bytes each
+LOCK_FILE_SIZE = 64 * MAX_READERS + 4096  # LMDB keeps a longer lock file as it is
+_MAP_SIZES = tuple(1 << bits for bits in (38, 35, 32, 30, 28))  # virtual; smaller where address space is limited
+_FORK_WAIT_S = 1.0  # transactions are short; a fork that waits longer would look like a hang
+_ENGINE: dict[str, Any] = (
+    {"lib_version": 0} if hasattr(lmdb.Environment, "lib_version") else {}
+)  # 0.9 files whatever the default
+
+_CORRUPTION = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+    lmdb.InvalidError,
+    lmdb.IncompatibleError,
+    lmdb.NotFoundError,
+)
+_BUSY = (lmdb.ReadersFullError, lmdb.LockError, lmdb.BadRslotError)
+
+
+def prepare_folder(folder: str) -> None:
+    """Write the lock file of a new environment in full, so that a full disk is an error here, not a bus error in LMDB.
+
+    Raises:
+        OSError: there is no room, or the file exists.
+    """
+    fd = os.open(
+        os.path.join(folder, LOCK_NAME), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666
+    )
+    try:
+        zeros = memoryview(bytes(LOCK_FILE_SIZE))
+        while zeros:
+            zeros = zeros[os.write(fd, zeros) :]
+    finally:
+        os.close(fd)
+
+
+class LmdbKv:
+    """A `Kv` in the LMDB environment at `folder`, which must exist.
+
+    Opening costs about 1 ms, or some µs when this process has it open already. A table is stored under its position in
+    `tables`: that order is part of the index format. `check` runs before the environment is opened, only if this
+    process does not have it open, and under the registry's lock: the one moment at which looking into lock.mdb is
+    harmless.
+
+    Raises:
+        CorruptionError, StorageError, BusyError: the environment cannot be opened.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        tables: Sequence[str],
+        *,
+        read_only: bool = False,
+        use_lock_file: bool = True,
+        check: Callable[[], None] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.tables = tuple(tables)
+        self.is_read_only = read_only
+        self._on_close = on_close
+        self._environment = _Environment.acquire(folder, self.tables, read_only, use_lock_file, check)
+        self._is_open = True
+
+    @property
+    def folder(self) -> str:
+        """Where it lies."""
+        return self._environment.folder
+
+    @contextmanager
+    def read(self) -> Iterator[KvReader]:
+        with self._transaction(write=False) as txn:
+            yield _Reader(txn, self._environment)
+
+    @contextmanager
+    def write(self, timeout_s: float | None = None) -> Iterator[KvWriter]:
+        """A write transaction; `timeout_s` bounds the wait for other writers (default `limits.LOCK_TIMEOUT_S`)."""
+        if self.is_read_only:
+            raise ReadOnlyError(
+                f"index {self.folder}: opened read-only. Open the store without read_only=True to write."
+            )
+        with self._environment.write_lock.hold(timeout_s), self._transaction(write=True) as txn:
+            writer = _Writer(txn, self._environment)
+            yield writer
+            writer.store_counts()
+
+    @contextmanager
+    def _transaction(self, *, write: bool) -> Iterator[Any]:
+        environment = self._environment
+        with environment.use(self) as handle:
+            process = os.getpid()
+            with environment.typed:
+                txn = handle.begin(write=write)
+            try:
+                yield txn
+            except BaseException:
+                if os.getpid() == process:
+                    txn.abort()
+                raise
+            if os.getpid() != process:
+                environment.inherited.append(txn)
+                if write:
+                    raise _forked(environment.folder)
+                return
+            with environment.typed:
+                txn.commit() if write else txn.abort()
+
+    def close(self) -> None:
+        with _GUARD:
+            was_open, self._is_open = self._is_open, False
+        if not was_open:
+            return
+        if self._on_close is not None:
+            self._on_close()
+        self._environment.release()
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def __enter__(self) -> LmdbKv:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Reader:
+    """All tables share LMDB's main database: a key's first byte is its table's number, counted from 1.
+
+    Named databases would have to be opened inside a write transaction, that is behind LMDB's mutex, which has no
+    timeout. Under the byte 0 lie the tables' entry counts.
+    """
+
+    def __init__(self, txn: Any, environment: _Environment) -> None:
+        self._txn, self._typed, self._prefixes = txn, environment.typed, environment.prefixes
+
+    def _prefix(self, table: str) -> bytes:
+        try:
+            return self._prefixes[table]
+        except KeyError:
+            raise unknown_table(table, self._prefixes) from None
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        with self._typed:
+            value: bytes | None = self._txn.get(self._prefix(table) + key)
+            return value
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        prefix, get = self._prefix(table), self._txn.get
+        with self._typed:
+            return [get(prefix + key) for key in keys]
+
+    def scan(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        prefix = self._prefix(table)
+        end = bytes([prefix[0] + 1]) if stop is None else prefix + stop
+        return (self._backward if reverse else self._forward)(prefix + start, end)
+
+    def _forward(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        seen: bytes | None = None
+        while batch := self._batch(start, seen):
+            for key, value in batch:
+                if key >= end:
+                    return
+                yield key[1:], value
+            start = seen = batch[-1][0]
+
+    def _batch(self, start: bytes, seen: bytes | None) -> list[tuple[bytes, bytes]]:
+        with self._typed, self._txn.cursor() as cursor:
+            if not cursor.set_range(start) or (cursor.key() == seen and not cursor.next()):
+                return []
+            return list(islice(cursor.iternext(), SCAN_BATCH))
+
+    def _backward(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while batch := self._batch_below(end):
+            for key, value in batch:
+                if key < start:
+                    return
+                yield key[1:], value
+            end = batch[-1][0]
+
+    def _batch_below(self, end: bytes) -> list[tuple[bytes, bytes]]:
+        with self._typed, self._txn.cursor() as cursor:
+            if not (cursor.prev() if cursor.set_range(end) else cursor.last()):
+                return []
+            return list(islice(cursor.iterprev(), SCAN_BATCH))
+
+    def count(self, table: str) -> int:
+        with self._typed:
+            return int.from_bytes(self._txn.get(b"\0" + self._prefix(table)) or b"", "little")
+
+
+class _Writer(_Reader):
+    def __init__(self, txn: Any, environment: _Environment) -> None:
+        super().__init__(txn, environment)
+        self._added = dict.fromkeys(self._prefixes, 0)  # change of each table's entry count
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        check_key(key)
+        stored_key = self._prefix(table) + key
+        with self._typed:
+            if self._txn.put(stored_key, value, overwrite=False):
+                self._added[table] += 1
+            else:
+                self._txn.put(stored_key, value)
+
+    def put_many(self, table: str, items: Iterable[tuple[bytes, bytes]]) -> None:
+        prefix = self._prefix(table)
+        ordered = sorted(items, key=itemgetter(0))  # neighbours share pages; stable: the last of equal keys counts
+        for key, _ in ordered:
+            check_key(key)
+        with self._typed, self._txn.cursor() as cursor:
+            before = self._txn.stat()["entries"]
+            cursor.putmulti([(prefix + key, value) for key, value in ordered])
+            self._added[table] += self._txn.stat()["entries"] - before
+
+    def delete(self, table: str, key: bytes) -> bool:
+        with self._typed:
+            was_there = bool(self._txn.delete(self._prefix(table) + key))
+        self._added[table] -= was_there
+        return was_there
+
+    def count(self, table: str) -> int:
+        return super().count(table) + self._added[table]
+
+    def store_counts(self) -> None:
+        for table, added in self._added.items():
+            if added:
+                count = super().count(table) + added
+                with self._typed:
+                    self._txn.put(b"\0" + self._prefix(table), count.to_bytes(8, "little"))
+
+
+_GUARD = threading.Condition(
+    threading.RLock()
+)  # over the registry and every environment's state; never held in I/O waits
+_REGISTRY: dict[Any, _Environment] = {}
+
+
+class _Environment:
+    """This process's LMDB environment at `folder`: opened on use, closed with its last user or before a fork."""
+
+    def __init__(self, folder: str, tables: tuple[str, ...], read_only: bool, use_lock_file: bool) -> None:
+        self.folder, self.read_only, self.use_lock_file = folder, read_only, use_lock_file
+        self.prefixes = {table: bytes([number]) for number, table in enumerate(tables, 1)}
+        self.typed = _Typed(folder)
+        self.key: Any = None
+        self.handle: Any = None
+        self.users = 0
+        self.active: list[int] = []  # the thread of each running transaction
+        self.inherited: list[Any] = []  # a parent's handle and transactions: kept, never touched
+        self.process = os.getpid()
+        self.write_lock = WriteLock(os.path.join(folder, WRITE_LOCK_NAME))
+
+    @classmethod
+    def acquire(
+        cls,
+        folder: str,
+        tables: tuple[str, ...],
+        read_only: bool,
+        use_lock_file: bool,
+        check: Callable[[], None] | None,
+    ) -> _Environment:
+        with _GUARD:
+            key = _folder_key(folder)
+            known = _REGISTRY.get(key)
+            if known is None:
+                if check is not None:
+                    check()
+                known = cls(folder, tables, read_only, use_lock_file)
+                known.key = key
+                known._open()
+                _REGISTRY[key] = known
+            elif known.read_only and not read_only:
+                known._make_writable()
+            known.users += 1
+            return known
+
+    def release(self) -> None:
+        with _GUARD:
+            self.users -= 1
+            self._retire_if_unused()
+
+    @contextmanager
+    def use(self, kv: LmdbKv) -> Iterator[Any]:
+        """The open handle, kept open for the block."""
+        me = threading.get_ident()
+        with _GUARD:
+            if not kv.is_open:
+                raise StorageError(f"index {self.folder}: closed. Open the store again.", index_path=self.folder)
+            if self.inherited:
+                raise _forked(self.folder)
+            if self.process != os.getpid():
+                self._leave_to_parent()
+                raise _forked(self.folder)
+            if self.handle is None:
+                self._open()
+            handle = self.handle
+            self.active.append(me)
+        try:
+            yield handle
+        finally:
+            with _GUARD:
+                if me in self.active:  # not so in a child that forked inside the block
+                    self.active.remove(me)
+                self._retire_if_unused()
+                _GUARD.notify_all()
+
+    def _open(self) -> None:
+        with self.typed:
+            handle = self._map()
+            try:
+                handle.reader_check()
+                _close_on_exec(os.path.join(self.folder, DATA_NAME))
+            except BaseException:
+                handle.close()
+                raise
+        self.handle = handle
+
+    def _map(self) -> Any:
+        for map_size in _MAP_SIZES:
+            try:
+                return lmdb.open(
+                    self.folder,
+                    map_size=map_size,
+                    readonly=self.read_only,
+                    lock=self.use_lock_file,
+                    create=False,
+                    sync=False,
+                    metasync=False,
+                    readahead=False,
+                    max_readers=MAX_READERS,
+                    max_dbs=0,
+                    max_spare_txns=0,
+                    **_ENGINE,
+                )
+            except lmdb.MemoryError:
+                if map_size == _MAP_SIZES[-1]:
+                    raise
+        raise AssertionError("unreachable: the last size returns or raises")
+
+    def _retire_if_unused(self) -> None:
+        if self.users == 0 and not self.active:
+            self._close_if_idle()
+            if _REGISTRY.get(self.key) is self:
+                del _REGISTRY[self.key]
+
+    def _make_writable(self) -> None:
+        if not _GUARD.wait_for(lambda: not self.active, timeout=_FORK_WAIT_S):
+            raise BusyError(f"index {self.folder}: still read by another thread. Try again.", index_path=self.folder)
+        self._close_if_idle()
+        self.read_only, self.use_lock_file = False, True
+        self._open()
+
+    def _close_if_idle(self) -> None:
+        if self.handle is None or self.active or self.inherited or self.process != os.getpid():
+            return
+        handle, self.handle = self.handle, None
+        handle.close()
+
+    def _leave_to_parent(self) -> None:
+        if self.handle is not None:
+            self.inherited.append(self.handle)
+        self.handle, self.active = None, []
+
+
+def _folder_key(folder: str) -> tuple[str, int, int]:
+    try:
+        found = os.stat(folder)
+    except OSError as error:
+        raise StorageError(
+            f"index folder {folder}: {error.strerror}. It is made again when the store is opened.",
+            errno=error.errno,
+            path=folder,
+            index_path=folder,
+        ) from error
+    return os.path.realpath(folder), found.st_dev, found.st_ino
+
+
+class _Typed:
+    """Turns lmdb's and the system's exceptions in its block into ours. A class: it is on the way of every `get`."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, lmdb.Error):
+            raise _translate(error, self._folder) from error
+        if isinstance(error, OSError) and not isinstance(error, CasckptError):
+            raise _storage_error(error.errno or 0, str(error), self._folder) from error
+
+
+def _translate(error: lmdb.Error, folder: str) -> CasckptError:
+    if isinstance(error, lmdb.MapFullError):
+        return _storage_error(errno.ENOSPC, f"the address space for it is full ({error})", folder)
+    if isinstance(error, lmdb.DiskError):
+        return _storage_error(errno.ENOSPC, str(error), folder)
+    if isinstance(error, _BUSY):
+        return BusyError(
+            f"index {folder}: {error}. Close other processes that use the store, or try again.", index_path=folder
+        )
+    if isinstance(error, _CORRUPTION):
+        return CorruptionError(
+            f"index {folder}: damaged ({error}). The store itself is not: open it again and the index is rebuilt.",
+            index_path=folder,
+        )
+    return _storage_error(0, str(error), folder)
+
+
+def _storage_error(number: int, reason: str, folder: str) -> StorageError:
+    kind = OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else StorageError
+    return kind(
+        f"index {folder}: {reason}. The store works without it, slower; make room or check the folder's permissions.",
+        errno=number,
+        path=folder,
+        index_path=folder,
+    )
+
+
+def _forked(folder: str) -> BusyError:
+    return BusyError(
+        f"index {folder}: this process was forked while a transaction was running, and cannot use it. "
+        "Fork outside of commits and restores, or start children with spawn.",
+        index_path=folder,
+    )
+
+
+def _close_on_exec(data_path: str) -> None:
+    """LMDB leaves the data file's descriptor inheritable; a child started without close_fds would keep it."""
+    data = os.stat(data_path)
+    with contextlib.suppress(OSError):  # no such folder on this platform
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+                if os.path.samestat(os.fstat(int(name)), data):
+                    os.set_inheritable(int(name), False)
+
+
+def _before_fork() -> None:
+    _GUARD.acquire()
+    me = threading.get_ident()
+    environments = list(_REGISTRY.values())
+    _GUARD.wait_for(lambda: all(t == me for env in environments for t in env.active), timeout=_FORK_WAIT_S)
+    for environment in environments:
+        environment._close_if_idle()
+
+
+def _after_fork_in_child() -> None:
+    global _GUARD
+    _GUARD = threading.Condition(threading.RLock())
+    for environment in _REGISTRY.values():
+        environment._leave_to_parent()
+        environment.process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=lambda: _GUARD.release(), after_in_child=_after_fork_in_child
+    )
