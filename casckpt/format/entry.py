@@ -55,7 +55,6 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     metrics: dict[str, MetricValue]
     labels: dict[str, str]
     new_bytes: dict[str, int]
-    stored_bytes: int
 
 
 class Annotate(msgspec.Struct, frozen=True, array_like=True, tag="annotate"):

@@ -49,12 +49,12 @@ class PackRow(msgspec.Struct, frozen=True, array_like=True):
     bases: bytes = b""
 
 
-def row_of(header: RecordHeader, offset: int) -> PackRow:
-    """The footer row of a record whose header starts at `offset`."""
+def row_of(header: RecordHeader, offset: int, header_size: int) -> PackRow:
+    """The footer row of a record whose header of `header_size` bytes starts at `offset`."""
     return PackRow(
         header.object_id,
         offset,
-        header.header_size,
+        header_size,
         header.stored_size,
         header.plain_size,
         header.kind,

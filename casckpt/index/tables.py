@@ -1,0 +1,243 @@
+"""What the index's rows mean: pure conversions between rows and values, and the few lookups built on them.
+
+========== ============================ ==========================================================================
+table      key                          value
+========== ============================ ==========================================================================
+meta       name                         MessagePack (`applied`, `bad`, `pending`, counters)
+objects    object id                    count u32, then places: where records of the object are (`Place`)
+packs      pack number u32              pack id 16, size u64
+pack_ids   pack id 16                   pack number u32
+snaps      snapshot id                  entry seq u64, branch number u32, step i64, flags u8
+lines      branch number u32, step u64  snapshot id
+branches   run NUL branch               `BranchRow`
+tags       run NUL tag                  snapshot id
+notes      snapshot id                  `NoteRow`: metrics and labels that annotations added
+damage     object id                    reason, found by a verification or a failed read
+========== ============================ ==========================================================================
+
+Integers in keys are big-endian so that they sort. Snapshot objects are found through `snaps`, not `objects`: they
+always lie inline in their commit's entry, and the row is a third of the size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from casckpt.format import wire
+from casckpt.format.entry import MetricValue
+from casckpt.ids import ObjectId, SnapshotId
+from casckpt.index.kv import KvReader, KvWriter
+
+T = TypeVar("T")
+
+TABLES = ("meta", "objects", "packs", "pack_ids", "snaps", "lines", "branches", "tags", "notes", "damage")
+
+INLINE = 0xFFFFFFFF  # pack number of places inside a timeline entry
+_ENTRY_OFFSET_BITS = 24  # entries are at most 4 MiB
+_COUNT = struct.Struct("<I")
+_PLACE = struct.Struct("<IQHIIB")
+_SNAP = struct.Struct("<QIqB")
+_U32 = struct.Struct(">I")
+_LINE = struct.Struct(">IQ")
+_PACK = struct.Struct("<16sQ")
+
+FLAG_RETIRED, FLAG_MIXED = 1, 2
+PENDING = b"pending:"  # meta keys: then the pack id
+BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
+
+
+class Place(NamedTuple):
+    """Where one record of an object is. In a pack: its number and the record's offset. Inline: INLINE, and the
+    entry's seq and the offset in it packed into `offset`."""
+
+    pack_no: int
+    offset: int
+    header_size: int
+    stored_size: int
+    plain_size: int
+    codec: int
+
+    @property
+    def is_inline(self) -> bool:
+        return self.pack_no == INLINE
+
+    @property
+    def entry_seq(self) -> int:
+        return self.offset >> _ENTRY_OFFSET_BITS
+
+    @property
+    def entry_offset(self) -> int:
+        return self.offset & ((1 << _ENTRY_OFFSET_BITS) - 1)
+
+
+def inline_offset(seq: int, offset: int) -> int:
+    """The `offset` of a place inside entry `seq`."""
+    return seq << _ENTRY_OFFSET_BITS | offset
+
+
+def encode_object(count: int, places: Sequence[Place]) -> bytes:
+    return _COUNT.pack(count) + b"".join(_PLACE.pack(*place) for place in places)
+
+
+def decode_object(row: bytes) -> tuple[int, list[Place]]:
+    """Reference count and places, the newest last."""
+    (count,) = _COUNT.unpack_from(row)
+    return count, [Place(*fields) for fields in _PLACE.iter_unpack(row[_COUNT.size :])]
+
+
+def first_places(rows: Iterable[bytes | None]) -> list[Place | None]:
+    """The preferred place of each object, None where it has none."""
+    unpack = _PLACE.unpack_from
+    last = _PLACE.size
+    return [Place(*unpack(row, len(row) - last)) if row and len(row) > _COUNT.size else None for row in rows]
+
+
+class SnapRow(NamedTuple):
+    seq: int
+    branch_no: int
+    step: int
+    flags: int
+
+    @property
+    def is_retired(self) -> bool:
+        return bool(self.flags & FLAG_RETIRED)
+
+    @property
+    def is_mixed(self) -> bool:
+        return bool(self.flags & FLAG_MIXED)
+
+
+def encode_snap(row: SnapRow) -> bytes:
+    return _SNAP.pack(*row)
+
+
+def decode_snap(value: bytes) -> SnapRow:
+    return SnapRow(*_SNAP.unpack(value))
+
+
+class BranchRow(msgspec.Struct, frozen=True, array_like=True):
+    """A line of steps. `fork` is the parent snapshot of its first one (empty: none); `last_seq` its newest entry."""
+
+    number: int
+    head: bytes
+    head_step: int
+    fork: bytes
+    last_seq: int
+
+
+class NoteRow(msgspec.Struct, frozen=True, array_like=True):
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True):
+    """How far the timeline has been applied: last number, its digest, and numbers below it that were not there."""
+
+    seq: int
+    digest: bytes
+    gaps: list[int]
+
+
+class Pending(msgspec.Struct, frozen=True, array_like=True):
+    """An entry that could not be applied fully: a pack was missing or short (its size then; -1: missing)."""
+
+    seq: int
+    pack_id: bytes
+    found_size: int
+
+
+class BadEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An entry that could not be read, the size of its file then, and why."""
+
+    seq: int
+    found_size: int
+    reason: str
+
+
+def name_key(run: str, name: str) -> bytes:
+    return f"{run}\0{name}".encode()
+
+
+def run_prefix(run: str) -> tuple[bytes, bytes]:
+    """Start and stop of a run's keys in `branches` and `tags`."""
+    return f"{run}\0".encode(), f"{run}\1".encode()
+
+
+def split_name_key(key: bytes) -> tuple[str, str]:
+    run, _, name = key.decode().partition("\0")
+    return run, name
+
+
+def line_key(branch_no: int, step: int) -> bytes:
+    return _LINE.pack(branch_no, step)
+
+
+def line_step(key: bytes) -> int:
+    return int(_LINE.unpack(key)[1])
+
+
+def number_key(number: int) -> bytes:
+    return _U32.pack(number)
+
+
+def key_number(key: bytes) -> int:
+    return int(_U32.unpack(key)[0])
+
+
+def encode_pack_row(pack_id: bytes, size: int) -> bytes:
+    return _PACK.pack(pack_id, size)
+
+
+def decode_pack_row(row: bytes) -> tuple[bytes, int]:
+    pack_id, size = _PACK.unpack(row)
+    return pack_id, size
+
+
+def get_struct(txn: KvReader, table: str, key: bytes, kind: Any) -> Any:
+    """The decoded row, or None."""
+    value = txn.get(table, key)
+    return None if value is None else msgspec.msgpack.decode(value, type=kind)
+
+
+def put_struct(txn: KvWriter, table: str, key: bytes, value: Any) -> None:
+    txn.put(table, key, wire.encode(value))
+
+
+def read_applied(txn: KvReader) -> Applied | None:
+    return get_struct(txn, "meta", b"applied", Applied)  # type: ignore[no-any-return]
+
+
+def next_number(txn: KvWriter, counter: bytes) -> int:
+    """Take the next number of a counter kept in `meta`, starting at 0."""
+    number: int = get_struct(txn, "meta", counter, int) or 0
+    put_struct(txn, "meta", counter, number + 1)
+    return number
+
+
+def read_meta(txn: KvReader, prefix: bytes, kind: type[T]) -> list[T]:
+    """All `meta` rows whose key starts with `prefix` (PENDING, BAD)."""
+    return [msgspec.msgpack.decode(value, type=kind) for _, value in txn.scan("meta", prefix, prefix + b"\xff" * 17)]
+
+
+def put_bad(txn: KvWriter, bad: BadEntry) -> None:
+    put_struct(txn, "meta", BAD + bad.seq.to_bytes(8, "big"), bad)
+
+
+def find_snapshots(txn: KvReader, prefix: bytes, limit: int = 3) -> list[SnapshotId]:
+    """Up to `limit` snapshot ids that start with `prefix`."""
+    found: list[SnapshotId] = []
+    for key, _ in txn.scan("snaps", prefix, None):
+        if not key.startswith(prefix) or len(found) == limit:
+            break
+        found.append(SnapshotId(key))
+    return found
+
+
+def places_of(txn: KvReader, object_id: ObjectId) -> list[Place]:
+    """All places of an object, the preferred one first."""
+    row = txn.get("objects", object_id)
+    return decode_object(row)[1][::-1] if row else []

@@ -1,0 +1,227 @@
+"""A timeline entry turned into index rows.
+
+`apply_entry` is deterministic: the same entries in the same order give the same rows, whether applied one by one as
+they are committed or all at once by a rebuild. Counts follow the rule "an edge counts once per live unique owner":
+a snapshot is live while it is committed and not retired; an object is live while its count is above zero; only live
+owners hold edges to their children.
+
+What cannot be read is recorded instead of raised: a pack that is missing or short makes the entry *pending* (its
+objects appear when the index is rebuilt after the pack arrived), an unreadable entry is *bad* (noted by the caller).
+Neither hides the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from casckpt.errors import CasckptError, CorruptionError
+from casckpt.format.entry import Annotate, Commit, Entry, Retire, Tag
+from casckpt.format.pack import PackRow
+from casckpt.format.record import SNAPSHOT
+from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, split_ids
+from casckpt.ids import ObjectId
+from casckpt.index.kv import KvWriter
+from casckpt.index.tables import (
+    FLAG_MIXED,
+    FLAG_RETIRED,
+    INLINE,
+    PENDING,
+    Applied,
+    BranchRow,
+    NoteRow,
+    Pending,
+    Place,
+    SnapRow,
+    decode_object,
+    decode_snap,
+    encode_object,
+    encode_pack_row,
+    encode_snap,
+    get_struct,
+    inline_offset,
+    line_key,
+    name_key,
+    next_number,
+    number_key,
+    put_struct,
+)
+
+ReadObject = Callable[[ObjectId, KvWriter], bytes]
+
+
+class PackSource(Protocol):
+    """Where the rows of packs come from: the commit that wrote them, or the files."""
+
+    def size(self, pack_id: bytes) -> int:
+        """Size of the pack's file in bytes; -1 when there is none."""
+
+    def rows(self, pack_id: bytes) -> Sequence[PackRow]:
+        """All rows that can be found; none when the pack is missing or not a pack."""
+
+
+def is_consistent(snapshot: Snapshot) -> bool:
+    """All exact components were captured at one step."""
+    return len({ref.step for ref in snapshot.components.values() if ref.necessity == EXACT}) <= 1
+
+
+def snapshot_of(entry: Entry) -> tuple[ObjectId, Snapshot] | None:
+    """The snapshot object that a commit carries, or None for other entries."""
+    body = entry.envelope.body
+    if not isinstance(body, Commit):
+        return None
+    for record in entry.records:
+        if record.header.kind == SNAPSHOT and record.header.object_id == body.snapshot:
+            what = f"snapshot {body.snapshot.hex()[:12]} in entry {entry.seq}"
+            return record.header.object_id, decode_snapshot(record.payload, what)
+    raise CorruptionError(f"timeline entry {entry.seq}: carries no snapshot {body.snapshot.hex()}", seq=entry.seq)
+
+
+def mark_applied(txn: KvWriter, seq: int, digest: bytes, gaps: Iterable[int]) -> None:
+    put_struct(txn, "meta", b"applied", Applied(seq, digest, sorted(gaps)))
+
+
+def add_pack(txn: KvWriter, pack_id: bytes, size: int, rows: Sequence[PackRow]) -> None:
+    """Make a pack's records findable."""
+    number = next_number(txn, b"next_pack")
+    txn.put("packs", number_key(number), encode_pack_row(pack_id, size))
+    txn.put("pack_ids", pack_id, number_key(number))
+    _add_places(
+        txn,
+        [
+            (row.object_id, Place(number, row.offset, row.header_size, row.stored_size, row.plain_size, row.codec))
+            for row in rows
+        ],
+    )
+
+
+def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: ReadObject) -> None:
+    """Add what `entry` says.
+
+    Args:
+        txn: an open write transaction.
+        entry: decoded and checked.
+        packs: sizes and rows of the packs that the entry names.
+        read_object: plain bytes of an object that is already in the rows; called for manifests seen the first time.
+    """
+    body = entry.envelope.body
+    if isinstance(body, Commit):
+        _apply_commit(txn, entry, body, packs, read_object)
+    elif isinstance(body, Annotate):
+        old = get_struct(txn, "notes", body.snapshot, NoteRow) or NoteRow({}, {})
+        note = NoteRow({**old.metrics, **body.metrics}, {**old.labels, **body.labels})
+        put_struct(txn, "notes", body.snapshot, note)
+    elif isinstance(body, Tag):
+        key = name_key(body.run, body.name)
+        if body.snapshot:
+            txn.put("tags", key, body.snapshot)
+        else:
+            txn.delete("tags", key)
+    elif isinstance(body, Retire):
+        _apply_retire(txn, body, read_object)
+
+
+def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, read_object: ReadObject) -> None:
+    for pack in body.packs:
+        found_size = packs.size(pack.pack_id)
+        if found_size != pack.size:
+            put_struct(txn, "meta", PENDING + pack.pack_id, Pending(entry.seq, pack.pack_id, found_size))
+        if txn.get("pack_ids", pack.pack_id) is None:
+            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
+    inline = [
+        (
+            record.header.object_id,
+            Place(
+                INLINE,
+                inline_offset(entry.seq, record.offset),
+                record.header.header_size,
+                record.header.stored_size,
+                record.header.plain_size,
+                record.header.codec,
+            ),
+        )
+        for record in entry.records
+        if record.header.kind != SNAPSHOT
+    ]
+    _add_places(txn, inline)
+    found = snapshot_of(entry)
+    assert found is not None
+    snapshot_id, snapshot = found
+    branch_no = _move_head(txn, entry.seq, body, snapshot)
+    flags = 0 if is_consistent(snapshot) else FLAG_MIXED
+    txn.put("snaps", snapshot_id, encode_snap(SnapRow(entry.seq, branch_no, body.step, flags)))
+    txn.put("lines", line_key(branch_no, body.step), snapshot_id)
+    count_edges(txn, _children_of_snapshot(snapshot), +1, read_object)
+
+
+def _move_head(txn: KvWriter, seq: int, body: Commit, snapshot: Snapshot) -> int:
+    key = name_key(body.run, body.branch)
+    old = get_struct(txn, "branches", key, BranchRow)
+    number = old.number if old else next_number(txn, b"next_branch")
+    fork = old.fork if old else snapshot.parent
+    put_struct(txn, "branches", key, BranchRow(number, body.snapshot, body.step, fork, seq))
+    return number
+
+
+def _apply_retire(txn: KvWriter, body: Retire, read_object: ReadObject) -> None:
+    value = txn.get("snaps", body.snapshot)
+    if value is None:
+        return
+    row = decode_snap(value)
+    if row.is_retired:
+        return
+    txn.put("snaps", body.snapshot, encode_snap(row._replace(flags=row.flags | FLAG_RETIRED)))
+    plain = read_object(ObjectId(body.snapshot), txn)
+    snapshot = decode_snapshot(plain, f"snapshot {body.snapshot.hex()[:12]}")
+    count_edges(txn, _children_of_snapshot(snapshot), -1, read_object)
+
+
+def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
+    rows: dict[bytes, tuple[int, list[Place]]] = {}
+    ids = list({object_id for object_id, _ in found})
+    for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
+        rows[object_id] = decode_object(old) if old else (0, [])
+    for object_id, place in found:
+        places = rows[object_id][1]
+        if place not in places:
+            places.append(place)
+    txn.put_many("objects", [(object_id, encode_object(count, places)) for object_id, (count, places) in rows.items()])
+
+
+def _children_of_snapshot(snapshot: Snapshot) -> dict[ObjectId, int]:
+    """Child ids of a snapshot, each with the depth of the tree below it."""
+    children = {ObjectId(ref.manifest): _MANIFEST for ref in snapshot.components.values()}
+    if snapshot.context:
+        children[ObjectId(snapshot.context)] = _LEAF
+    return children
+
+
+_LEAF, _NODE, _MANIFEST = 0, 1, 2
+
+
+def _children_of(object_id: ObjectId, depth: int, plain: bytes) -> dict[ObjectId, int]:
+    what = f"object {object_id.hex()[:12]}"
+    if depth == _NODE:
+        return dict.fromkeys(split_ids(plain, what), _LEAF)
+    manifest = decode_manifest(plain, what)
+    children = dict.fromkeys(split_ids(manifest.ids, what), _NODE if manifest.has_nodes else _LEAF)
+    children[ObjectId(manifest.structure)] = _LEAF
+    return children
+
+
+def count_edges(txn: KvWriter, children: dict[ObjectId, int], change: int, read_object: ReadObject) -> None:
+    """Add `change` (+1, -1) to the count of each child; one that comes alive or dies passes it on to its own."""
+    ids = list(children)
+    updates, changed = [], []
+    for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
+        count, places = decode_object(old) if old else (0, [])
+        updates.append((object_id, encode_object(max(0, count + change), places)))
+        if children[object_id] != _LEAF and (count == 0 if change > 0 else count == 1):
+            changed.append(object_id)
+    txn.put_many("objects", updates)
+    for object_id in changed:
+        try:
+            below = _children_of(object_id, children[object_id], read_object(object_id, txn))
+        except CasckptError:
+            continue  # damaged or not here: verify reports it, and a rebuild counts it when it is back
+        count_edges(txn, below, change, read_object)

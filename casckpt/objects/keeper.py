@@ -1,0 +1,261 @@
+"""The index kept in step with the timeline: opened, caught up, rebuilt, or replaced by one in memory.
+
+The timeline is the truth; the index is how far somebody has read it. Every operation of a store begins with `catch_up`,
+which looks for the next number and, when it is there, applies it and all that follow.
+
+When the index on disk cannot be trusted it is rebuilt into a new generation while others go on with theirs. When
+it cannot be written (read-only store, full disk) the same rows are made in memory. After a commit point nothing here
+raises: the index is *stale* until the next `catch_up` succeeds.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+
+from casckpt.errors import BusyError, CasckptError, CorruptionError, StorageError, StoreWarning
+from casckpt.format.entry import Entry
+from casckpt.format.pack import PackRow
+from casckpt.ids import NO_DIGEST, StoreId
+from casckpt.index.kv import Kv, KvWriter, MemoryKv
+from casckpt.index.lifecycle import IndexHome
+from casckpt.index.tables import (
+    BAD,
+    PENDING,
+    TABLES,
+    Applied,
+    BadEntry,
+    Pending,
+    put_bad,
+    read_applied,
+    read_meta,
+)
+from casckpt.objects.apply import add_pack, apply_entry, mark_applied
+from casckpt.objects.packs import list_packs, pack_path, read_rows
+from casckpt.objects.reader import ObjectReader
+from casckpt.objects.timeline import Timeline
+from casckpt.storage.fs import FileSystem
+
+_ENTRIES_PER_TRANSACTION = 2000  # bounds the dirty pages of a rebuild
+
+
+class IndexKeeper:
+    """The index of one store handle. Thread-safe."""
+
+    def __init__(self, root: str, store_id: StoreId, timeline: Timeline, home: IndexHome, *, read_only: bool) -> None:
+        self._root = root
+        self._store_id = store_id
+        self._timeline = timeline
+        self._home = home
+        self._read_only = read_only
+        self._lock = threading.RLock()
+        self._kv: Kv | None = None
+        self.reader = ObjectReader(root, store_id, timeline, lambda: self.kv)
+        self.stale_reason: str | None = None
+
+    @property
+    def kv(self) -> Kv:
+        assert self._kv is not None, "opened by `open`"
+        return self._kv
+
+    @property
+    def is_in_memory(self) -> bool:
+        return isinstance(self._kv, MemoryKv)
+
+    def open(self) -> None:
+        """Find a trusted index or make one, and catch up."""
+        with self._lock:
+            self._kv = self._home.open()
+            if self._kv is None or self._is_doubtful():
+                self.rebuild()
+            if not self._read_only:
+                self._apply_from_listing()
+            self.catch_up()
+
+    def close(self) -> None:
+        with self._lock:
+            self.reader.forget_files()
+            if self._kv is not None:
+                self._kv.close()
+                self._kv = None
+
+    # --- catching up ---
+
+    def catch_up(self, own: Entry | None = None, rows: Mapping[bytes, Sequence[PackRow]] | None = None) -> int:
+        """Apply every entry after the last applied one; returns the number of the last.
+
+        Args:
+            own: an entry just written by this process, which need not be read back.
+            rows: the rows of its packs.
+
+        Raises:
+            BusyError: another process holds the index's write lock.
+        """
+        with self._lock:
+            applied = self.applied()
+            if own is None and not self._timeline.exists(applied.seq + 1):
+                return applied.seq
+            if self.kv.is_read_only:
+                self._use_memory()
+                return self.applied().seq
+            try:
+                return self._apply_next(own, rows or {})
+            except CorruptionError as error:
+                warnings.warn(f"the index was damaged and is rebuilt: {error}", StoreWarning, stacklevel=2)
+                self.rebuild()
+            except StorageError as error:
+                warnings.warn(
+                    f"the index cannot be written, one in memory is used: {error}", StoreWarning, stacklevel=2
+                )
+                self._use_memory()
+            return self.applied().seq
+
+    def catch_up_after_commit(self, own: Entry, rows: Mapping[bytes, Sequence[PackRow]]) -> None:
+        """`catch_up` that never raises: the commit stands whatever happens to the index."""
+        try:
+            self.catch_up(own, rows)
+            self.stale_reason = None
+        except (CasckptError, OSError, MemoryError) as error:
+            self.stale_reason = str(error)
+            warnings.warn(
+                f"step committed; the index will catch up at the next operation ({error})", StoreWarning, stacklevel=3
+            )
+
+    def _apply_next(self, own: Entry | None, rows: Mapping[bytes, Sequence[PackRow]]) -> int:
+        packs = _Packs(self._timeline.fs, self._root, self._store_id, rows)
+        with self.kv.write() as txn:
+            applied = read_applied(txn) or Applied(-1, NO_DIGEST, [])
+            seq = applied.seq
+            digest = applied.digest
+            while True:
+                found = own if own is not None and own.seq == seq + 1 else None
+                if found is None and not self._timeline.exists(seq + 1):
+                    break
+                seq += 1
+                digest = self._apply_one(txn, seq, found, packs, self.reader)
+            mark_applied(txn, seq, digest, applied.gaps)
+        return seq
+
+    def _apply_one(self, txn: KvWriter, seq: int, entry: Entry | None, packs: _Packs, reader: ObjectReader) -> bytes:
+        """Apply one entry, or note that it is bad; returns what the next entry links to."""
+        try:
+            entry = entry or self._timeline.read(seq)
+            apply_entry(txn, entry, packs, reader.read)
+        except CorruptionError as error:
+            put_bad(txn, BadEntry(seq, _entry_size(self._timeline, seq), str(error)))
+            return self._timeline.link_digest(seq)
+        return entry.digest
+
+    def _apply_from_listing(self) -> None:
+        """Before writing: entries beyond a number that is missing (a copy under way) must be seen, or their numbers
+        would be used twice."""
+        applied = self.applied()
+        numbers = self._timeline.numbers(applied.seq + 1)
+        if numbers and numbers != list(range(applied.seq + 1, applied.seq + 1 + len(numbers))):
+            self.rebuild()
+
+    def applied(self) -> Applied:
+        """How far the index is: last number (-1: none), its digest, gaps."""
+        with self.kv.read() as txn:
+            return read_applied(txn) or Applied(-1, NO_DIGEST, [])
+
+    # --- doubt and rebuilding ---
+
+    def _is_doubtful(self) -> bool:
+        """Whether something that was missing or unreadable when it was applied has changed since."""
+        fs, timeline = self._timeline.fs, self._timeline
+        try:
+            with self.kv.read() as txn:
+                applied = read_applied(txn)
+                pending = read_meta(txn, PENDING, Pending)
+                bad = read_meta(txn, BAD, BadEntry)
+        except CasckptError:
+            return True
+        packs = _Packs(fs, self._root, self._store_id, {})
+        return (
+            applied is None
+            or any(timeline.exists(seq) for seq in applied.gaps)
+            or any(packs.size(row.pack_id) != row.found_size for row in pending)
+            or any(_entry_size(timeline, row.seq) != row.found_size for row in bad)
+        )
+
+    def rebuild(self) -> None:
+        """Make all rows again from packs and timeline, into a new generation or, if that cannot be, into memory."""
+        with self._lock:
+            if self._read_only:
+                self._use_memory()
+                return
+            try:
+                with self._home.new_generation() as kv:
+                    self._fill(kv)
+            except BusyError:
+                raise
+            except (StorageError, OSError) as error:
+                warnings.warn(
+                    f"the index cannot be written, one in memory is used: {error}", StoreWarning, stacklevel=3
+                )
+                self._use_memory()
+                return
+            self._replace(self._home.open())
+            if self._kv is None:
+                self._use_memory()
+
+    def _use_memory(self) -> None:
+        kv = MemoryKv(TABLES)
+        self._fill(kv)
+        self._replace(kv)
+
+    def _replace(self, kv: Kv | None) -> None:
+        old, self._kv = self._kv, kv
+        self.reader.forget_files()
+        if old is not None:
+            old.close()
+
+    def _fill(self, kv: Kv) -> None:
+        fs = self._timeline.fs
+        packs = _Packs(fs, self._root, self._store_id, {})
+        reader = ObjectReader(self._root, self._store_id, self._timeline, lambda: kv)
+        with kv.write() as txn:
+            # Packs first, named by an entry or not: a damaged entry must not take objects away from later snapshots.
+            for pack_id in list_packs(fs, self._root):
+                rows = packs.rows(pack_id)
+                if rows:
+                    add_pack(txn, pack_id, packs.size(pack_id), rows)
+        numbers = self._timeline.numbers()
+        digest: bytes = NO_DIGEST
+        for start in range(0, len(numbers), _ENTRIES_PER_TRANSACTION):
+            with kv.write() as txn:
+                for seq in numbers[start : start + _ENTRIES_PER_TRANSACTION]:
+                    digest = self._apply_one(txn, seq, None, packs, reader)
+        last = numbers[-1] if numbers else -1
+        present = set(numbers)
+        with kv.write() as txn:
+            mark_applied(txn, last, digest, (seq for seq in range(last) if seq not in present))
+
+
+def _entry_size(timeline: Timeline, seq: int) -> int:
+    size = timeline.fs.size(timeline.path(seq))
+    return -1 if size is None else size
+
+
+class _Packs:
+    """Sizes and rows of packs, from the commit that wrote them where it is ours, else from the files."""
+
+    def __init__(self, fs: FileSystem, root: str, store_id: StoreId, known: Mapping[bytes, Sequence[PackRow]]) -> None:
+        self._fs = fs
+        self._root = root
+        self._store_id = store_id
+        self._known = known
+
+    def size(self, pack_id: bytes) -> int:
+        size = self._fs.size(pack_path(self._root, pack_id))
+        return -1 if size is None else size
+
+    def rows(self, pack_id: bytes) -> Sequence[PackRow]:
+        if pack_id in self._known:
+            return self._known[pack_id]
+        try:
+            return read_rows(self._fs, self._root, pack_id, self._store_id)[0]
+        except (FileNotFoundError, CorruptionError, StorageError):
+            return ()

@@ -1,0 +1,82 @@
+"""One thread pool per process for hashing, encoding, reading and decoding: work that releases the GIL.
+
+A forked child starts without it and makes its own at first use: the parent's threads do not exist there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from casckpt.limits import POOL_THREADS_MAX
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+_io_pool: ThreadPoolExecutor | None = None
+
+
+def thread_count() -> int:
+    """Cores this process may use, at most POOL_THREADS_MAX."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, POOL_THREADS_MAX))
+
+
+def submit(function: Callable[..., R], *arguments: object) -> Future[R]:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(thread_count(), thread_name_prefix="casckpt")
+        return _pool.submit(function, *arguments)
+
+
+def submit_io(function: Callable[..., R], *arguments: object) -> Future[R]:
+    """Run work that mostly waits for the disk on threads of its own, so that it does not hold up hashing."""
+    global _io_pool
+    with _lock:
+        if _io_pool is None:
+            _io_pool = ThreadPoolExecutor(2, thread_name_prefix="casckpt-io")
+        return _io_pool.submit(function, *arguments)
+
+
+def map_ordered(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Generator[R, None, None]:
+    """Results in order, with at most `ahead` tasks under way, so that memory stays bounded.
+
+    When a task fails or the consumer stops, tasks that did not start are cancelled and running ones awaited: nothing
+    touches the caller's memory after this generator is closed. Consume it inside
+    `contextlib.closing`: an exception in the consumer's own code does not close a generator by itself.
+    """
+    pending: deque[Future[R]] = deque()
+    iterator = iter(items)
+    try:
+        for item in iterator:
+            pending.append(submit(function, item))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        settle(pending)
+
+
+def settle(futures: Iterable[Future[R]]) -> None:
+    """Cancel what has not started, wait for the rest, and ignore how it ended."""
+    for future in list(futures):
+        if not future.cancel():
+            future.exception()
+
+
+def _forget() -> None:
+    global _pool, _io_pool, _lock
+    _pool = _io_pool = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,298 @@
+"""Objects read by address: located, read in pack order, decoded, hashed, and only then believed.
+
+Every byte handed out was hashed against its address (I4). An object may have several places; a bad one is recorded in
+`findings` and the next is tried. Raw payloads are read straight into the caller's memory and hashed while they are
+in the cache; everything else passes through a scratch buffer per thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from casckpt.codec import decode_into
+from casckpt.digest import digest
+from casckpt.errors import CasckptError, CorruptionError, IncompleteError, NotFoundError
+from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
+from casckpt.ids import ObjectId, StoreId
+from casckpt.index.kv import Kv, KvReader
+from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, number_key, places_of
+from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, OBJECT_SIZE_MAX
+from casckpt.objects import pool
+from casckpt.objects.packs import pack_path
+from casckpt.objects.timeline import Timeline
+from casckpt.storage.fs import File
+
+_OPEN_PACKS_MAX = 64
+_BASE_DEPTH_MAX = 64  # no encoder makes chains this long; a forged one ends here
+
+
+class Request(NamedTuple):
+    """One chunk wanted: its address, its plain size, and the pieces of memory that receive parts of it.
+
+    `pieces` are (offset in the chunk, writable memory); none means "only prove that it is good". `tag` is for the
+    caller, who learns from an error's `request_tag` which request failed.
+    """
+
+    object_id: ObjectId
+    size: int
+    pieces: Sequence[tuple[int, memoryview]]
+    tag: int = 0
+
+
+class Finding(NamedTuple):
+    """A place that turned out bad."""
+
+    object_id: ObjectId
+    place: Place
+    reason: str
+
+
+class ObjectReader:
+    """Reads for one store handle. Thread-safe."""
+
+    def __init__(self, root: str, store_id: StoreId, timeline: Timeline, kv: Callable[[], Kv]) -> None:
+        self._root = root
+        self._store_id = store_id
+        self._timeline = timeline
+        self._kv = kv
+        self._files: OrderedDict[int, File] = OrderedDict()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self.findings: list[Finding] = []
+
+    # --- small objects ---
+
+    def read(self, object_id: ObjectId, txn: KvReader | None = None) -> bytes:
+        """Plain bytes of one object (a manifest, a structure, a snapshot), verified.
+
+        Raises:
+            NotFoundError: the index knows no place for it.
+            CorruptionError, IncompleteError: every place of it is bad; the first reason is given.
+        """
+        if txn is None:
+            with self._kv().read() as own:
+                return self.read(object_id, own)
+        return self._read_within(object_id, txn, 0)
+
+    def _read_within(self, object_id: ObjectId, txn: KvReader, depth: int) -> bytes:
+        places = places_of(txn, object_id)
+        if not places:
+            snap = txn.get("snaps", object_id)
+            if snap is None:
+                raise NotFoundError(
+                    f"object {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
+                )
+            return self._read_snapshot(object_id, decode_snap(snap).seq)
+        out = bytearray(places[0].plain_size)
+        self._fetch(object_id, memoryview(out), places, txn, depth)
+        return bytes(out)
+
+    def _read_snapshot(self, object_id: ObjectId, seq: int) -> bytes:
+        for record in self._timeline.read(seq).records:
+            if record.header.object_id == object_id and digest(record.payload) == object_id:
+                return record.payload
+        raise CorruptionError(f"entry {seq} does not hold snapshot {object_id.hex()[:12]}", object_id=object_id)
+
+    # --- chunks in bulk ---
+
+    def locate(self, ids: Sequence[ObjectId]) -> list[list[Place]]:
+        """Places of each object, preferred first; an empty list where the index knows none."""
+        with self._kv().read() as txn:
+            return [places_of(txn, object_id) for object_id in ids]
+
+    def read_many(self, requests: Sequence[Request], places: Sequence[list[Place]]) -> None:
+        """Fill all pieces, in parallel, in pack order. `places` come from `locate`.
+
+        Memory: one chunk of scratch per pool thread.
+
+        Raises:
+            CorruptionError, IncompleteError, NotFoundError: with `object_id` and `request_tag`; other
+                requests may or may not have been filled by then, and none is being filled any more.
+        """
+        order = sorted(range(len(requests)), key=lambda at: places[at][0][:2] if places[at] else (0, 0))
+        batches: list[list[tuple[Request, list[Place]]]] = [[]]
+        room = BATCH_SIZE
+        for at in order:
+            if room <= 0:
+                batches.append([])
+                room = BATCH_SIZE
+            batches[-1].append((requests[at], places[at]))
+            room -= requests[at].size
+        results = pool.map_ordered(self._read_batch, batches, ahead=2 * pool.thread_count())
+        with contextlib.closing(results):
+            for _ in results:
+                pass
+
+    def _read_batch(self, batch: list[tuple[Request, list[Place]]]) -> None:
+        for request, places in batch:
+            try:
+                self._read_one(request, places)
+            except CasckptError as error:
+                error.facts["request_tag"] = error.request_tag = request.tag  # type: ignore[attr-defined]
+                raise
+
+    def _read_one(self, request: Request, places: list[Place]) -> None:
+        object_id, size, pieces, _ = request
+        if not places:
+            raise NotFoundError(
+                f"chunk {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
+            )
+        if len(pieces) == 1 and pieces[0][0] == 0 and len(pieces[0][1]) == size:
+            self._fetch(object_id, pieces[0][1], places, None, 0)
+            return
+        out = self._scratch("plain", size)
+        self._fetch(object_id, out, places, None, 0)
+        for offset, target in pieces:
+            target[:] = out[offset : offset + len(target)]
+
+    # --- one object ---
+
+    def _fetch(
+        self, object_id: ObjectId, out: memoryview, places: Sequence[Place], txn: KvReader | None, depth: int
+    ) -> None:
+        """Fill `out` from the first good place."""
+        first: CasckptError | None = None
+        for place in places:
+            try:
+                self._fetch_from(object_id, out, place, txn, depth)
+                return
+            except CasckptError as error:
+                self.findings.append(Finding(object_id, place, str(error)))
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _fetch_from(self, object_id: ObjectId, out: memoryview, place: Place, txn: KvReader | None, depth: int) -> None:
+        if len(out) != place.plain_size:
+            raise CorruptionError(
+                f"object {object_id.hex()[:12]}: {place.plain_size} plain bytes, expected {len(out)}",
+                object_id=object_id,
+            )
+        if place.codec == CODEC_RAW:
+            file, offset = self._file(place, txn)
+            count = file.read_into(out, offset + place.header_size)
+            if count != len(out):
+                raise self._short(object_id, file, offset, count)
+        else:
+            header, payload = self._read_record(object_id, place, txn)
+            bases = self._read_bases(header, txn, depth)
+            try:
+                decode_into(header.codec, header.codec_version, header.params, payload, bases, out)
+            except CorruptionError as error:
+                raise CorruptionError(f"object {object_id.hex()[:12]}: {error}", object_id=object_id) from error
+        found = digest(out)
+        if found != object_id:
+            where = self._where(place, txn)
+            raise CorruptionError(
+                f"{where}: digest mismatch (expected {object_id.hex()[:12]}…, found {found.hex()[:12]}…). "
+                "Run `casckpt verify --read-data` to see which steps need it.",
+                object_id=object_id,
+                where=where,
+            )
+
+    def _read_bases(self, header: RecordHeader, txn: KvReader | None, depth: int) -> list[bytes]:
+        if not header.bases:
+            return []
+        if depth >= _BASE_DEPTH_MAX:
+            raise CorruptionError(
+                f"object {header.object_id.hex()[:12]}: its bases form a chain of more than {_BASE_DEPTH_MAX}",
+                object_id=header.object_id,
+            )
+        if txn is None:
+            with self._kv().read() as own:
+                return self._read_bases(header, own, depth)
+        return [self._read_within(base, txn, depth + 1) for base in header.bases]
+
+    def _read_record(self, object_id: ObjectId, place: Place, txn: KvReader | None) -> tuple[RecordHeader, memoryview]:
+        file, offset = self._file(place, txn)
+        size = place.header_size + place.stored_size
+        if size > 2 * OBJECT_SIZE_MAX:
+            raise CorruptionError(f"object {object_id.hex()[:12]}: a record of {size} bytes", object_id=object_id)
+        buffer = self._scratch("record", size)
+        count = file.read_into(buffer, offset)
+        if count != size:
+            raise self._short(object_id, file, offset, count)
+        header = decode_header(buffer, f"record at {offset} of {file.path.rpartition('/')[2]}", limit=size)
+        if header.object_id != object_id or header.header_size != place.header_size:
+            raise CorruptionError(
+                f"{self._where(place, txn)}: holds object {header.object_id.hex()[:12]}, "
+                f"expected {object_id.hex()[:12]}",
+                object_id=object_id,
+            )
+        return header, buffer[header.header_size :]
+
+    def _short(self, object_id: ObjectId, file: File, offset: int, count: int) -> CorruptionError:
+        return CorruptionError(
+            f"{file.path}: ends {count} bytes into the record at {offset} (object {object_id.hex()[:12]}). "
+            "Run `casckpt verify`.",
+            object_id=object_id,
+        )
+
+    # --- files ---
+
+    def _file(self, place: Place, txn: KvReader | None) -> tuple[File, int]:
+        """An open file and the record's offset in it."""
+        if place.is_inline:
+            return self._open_entry(place.entry_seq), place.entry_offset
+        with self._lock:
+            file = self._files.get(place.pack_no)
+            if file is not None:
+                self._files.move_to_end(place.pack_no)
+                return file, place.offset
+        file = self._open_pack(place, txn)
+        with self._lock:
+            file = self._files.setdefault(place.pack_no, file)
+            while len(self._files) > _OPEN_PACKS_MAX:
+                self._files.popitem(last=False)  # closed when its last reader lets go of it
+        return file, place.offset
+
+    def _open_pack(self, place: Place, txn: KvReader | None) -> File:
+        pack_id = self.pack_id(place.pack_no, txn)
+        try:
+            return self._timeline.fs.open(pack_path(self._root, pack_id))
+        except FileNotFoundError:
+            raise IncompleteError(
+                f"pack {pack_id.hex()} is not here. If a copy of this store is under way, wait for it; "
+                "otherwise run `casckpt verify`.",
+                pack_id=pack_id,
+            ) from None
+
+    def _open_entry(self, seq: int) -> File:
+        try:
+            return self._timeline.fs.open(self._timeline.path(seq))
+        except FileNotFoundError:
+            raise IncompleteError(
+                f"timeline entry {seq} is not here. If a copy of this store is under way, wait for it; "
+                "otherwise run `casckpt verify`.",
+                seq=seq,
+            ) from None
+
+    def pack_id(self, pack_no: int, txn: KvReader | None = None) -> bytes:
+        if txn is None:
+            with self._kv().read() as own:
+                return self.pack_id(pack_no, own)
+        row = txn.get("packs", number_key(pack_no))
+        if row is None:
+            raise CorruptionError(f"the index knows no pack {pack_no}. Run `casckpt doctor`.", pack_no=pack_no)
+        return decode_pack_row(row)[0]
+
+    def _where(self, place: Place, txn: KvReader | None) -> str:
+        if place.pack_no == INLINE:
+            return f"timeline entry {place.entry_seq}, record at offset {place.entry_offset}"
+        return f"pack {self.pack_id(place.pack_no, txn).hex()[:12]}…, record at offset {place.offset}"
+
+    def _scratch(self, name: str, size: int) -> memoryview:
+        buffer: bytearray | None = getattr(self._local, name, None)
+        if buffer is None or len(buffer) < size:
+            buffer = bytearray(max(size, CHUNK_SIZE))
+            setattr(self._local, name, buffer)
+        return memoryview(buffer)[:size]
+
+    def forget_files(self) -> None:
+        """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
+        with self._lock:
+            self._files.clear()

@@ -1,0 +1,136 @@
+"""The one ordered log: entry files under consecutive numbers.
+
+An entry appears under its number by a link that fails when the number is taken: that is the only commit point, and the
+only arbiter between writers. Numbers are never used twice: a writer appends after the highest number that it can see,
+and never fills a gap.
+
+`tmp/` holds files being written. Their names carry the writer's identity, so that a collector can tell whose they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from casckpt.digest import digest
+from casckpt.errors import CorruptionError, NotFoundError
+from casckpt.format.entry import Entry, decode_entry
+from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
+from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX
+from casckpt.storage.fs import FileSystem, read_file
+from casckpt.storage.process import System
+
+SEQ_DIGITS, SHARD_DIGITS = 20, 14
+
+
+class Timeline:
+    """The log of one store. Holds no state that another process could make stale."""
+
+    def __init__(self, root: str, store_id: StoreId, system: System) -> None:
+        self.root = root
+        self.folder = f"{root}/timeline"
+        self.store_id = store_id
+        self._system = system
+
+    @property
+    def fs(self) -> FileSystem:
+        return self._system.file_system
+
+    def path(self, seq: int) -> str:
+        return f"{self.folder}/{seq // ENTRIES_PER_SHARD:0{SHARD_DIGITS}d}/{seq:0{SEQ_DIGITS}d}"
+
+    def exists(self, seq: int) -> bool:
+        return self.fs.size(self.path(seq)) is not None
+
+    def read(self, seq: int) -> Entry:
+        """Entry `seq`, fully checked.
+
+        Raises:
+            NotFoundError: there is no such number.
+            CorruptionError: damaged, or it belongs to another store.
+        """
+        path = self.path(seq)
+        try:
+            data = read_file(self.fs, path, ENTRY_SIZE_MAX)
+        except FileNotFoundError:
+            raise NotFoundError(f"timeline entry {seq}: no such file {path}", seq=seq) from None
+        except OSError as error:
+            raise CorruptionError(f"timeline entry {seq}: {error}", seq=seq, path=path) from error
+        entry = decode_entry(data, seq, f"timeline entry {seq}")
+        if entry.store_id != self.store_id:
+            raise CorruptionError(
+                f"timeline entry {seq} belongs to store {entry.store_id.hex()}, this is {self.store_id.hex()}. "
+                "Remove the foreign file from timeline/.",
+                seq=seq,
+            )
+        return entry
+
+    def link_digest(self, seq: int) -> EntryDigest:
+        """What the entry after `seq` links to: its digest, that of the damaged bytes, or zeros when it is missing."""
+        try:
+            data = read_file(self.fs, self.path(seq), ENTRY_SIZE_MAX)
+        except OSError:
+            return NO_DIGEST
+        try:
+            return decode_entry(data, seq, "").digest
+        except CorruptionError:
+            return EntryDigest(digest(data))
+
+    def numbers(self, start: int = 0) -> list[int]:
+        """All numbers from `start` on that have a file, ascending. Lists folders: for doubt, not for every call."""
+        found = []
+        for shard in self.fs.list(self.folder):
+            if len(shard) != SHARD_DIGITS or not shard.isdigit() or (int(shard) + 1) * ENTRIES_PER_SHARD <= start:
+                continue
+            for name in self.fs.list(f"{self.folder}/{shard}"):
+                if len(name) == SEQ_DIGITS and name.isdigit() and int(name) >= start:
+                    found.append(int(name))
+        return sorted(found)
+
+    def append(self, seq: int, encoded: bytes, *, is_verified: bool = True) -> bool:
+        """Publish `encoded` under `seq`: durable when this returns True; False when the number is taken.
+
+        Costs one file creation, two syncs (file, folder), and with `is_verified` one read back of the small file.
+
+        Raises:
+            StorageError: nothing was published; except when the message says that the entry may be.
+        """
+        path = self.path(seq)
+        shard = path.rpartition("/")[0]
+        if seq % ENTRIES_PER_SHARD == 0 or self.fs.size(self.path(seq - 1)) is None:
+            self.fs.make_folder(shard)
+            self.fs.sync_folder(self.folder)
+        temporary = self._system.temporary_path(self.root)
+        file = self.fs.create(temporary)
+        try:
+            try:
+                file.write([encoded], 0)
+                file.sync()
+            finally:
+                file.close()
+            if is_verified and read_file(self.fs, temporary, ENTRY_SIZE_MAX) != encoded:
+                raise CorruptionError(
+                    f"timeline entry {seq}: what was read back is not what was written. Nothing was committed. "
+                    "Check this disk (`casckpt doctor`).",
+                    seq=seq,
+                )
+            try:
+                self.fs.link(temporary, path)
+            except FileExistsError:
+                return self._is_ours(path, encoded)
+            self.fs.sync_folder(shard)
+            return True
+        finally:
+            # A leftover temporary file is the collector's to remove; it must not turn a commit into an error.
+            with contextlib.suppress(OSError):
+                self.fs.unlink(temporary)
+
+    def _is_ours(self, path: str, encoded: bytes) -> bool:
+        """A lost reply, not a lost race: the file under the number is, byte for byte, the one being published."""
+        try:
+            found = read_file(self.fs, path, ENTRY_SIZE_MAX)
+        except OSError:
+            return False
+        if found != encoded:
+            return False
+        self.fs.sync_folder(path.rpartition("/")[0])
+        return True

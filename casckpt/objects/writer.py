@@ -1,0 +1,318 @@
+"""New objects written: hashed, looked up, encoded and written in one pipeline, in bounded memory.
+
+Pool threads take batches of about 8 MiB: they hash each chunk, compare with the id that the parent snapshot has in the
+same place, look the rest up, and encode what is not stored. The calling thread writes what comes back, in order,
+straight from the memory it lies in. Finished packs are synced and read back by other threads while the next is written.
+
+Nothing is visible to anybody before `publish` moves the packs to their names, and even then nothing refers to them
+until the timeline entry is written. A commit that brings little (INLINE_LIMIT) makes no pack: its records go into the
+entry.
+
+Invariant: what `publish` returns is durable, and was read back through a fresh descriptor unless verification is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from casckpt.codec import Encoded, Hint, encode
+from casckpt.digest import check16, digest
+from casckpt.errors import ConcurrentMutationError, CorruptionError
+from casckpt.format.entry import PackRef
+from casckpt.format.pack import (
+    HEADER_SIZE,
+    TRAILER_SIZE,
+    PackRow,
+    encode_footer,
+    encode_pack_header,
+    row_of,
+)
+from casckpt.format.record import CHUNK, CODEC_RAW, RecordHeader, encode_header, padding
+from casckpt.ids import ObjectId, PackId, StoreId
+from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, INLINE_LIMIT, PACK_TARGET_SIZE
+from casckpt.objects import pool
+from casckpt.objects.packs import pack_path
+from casckpt.storage.fs import File
+from casckpt.storage.process import System
+
+VERIFY_MODES = ("reread", "media", "off")
+
+
+class ChunkTask(NamedTuple):
+    """A chunk to be stored if it is new. `read` gives its plain bytes, without copying where it can."""
+
+    read: Callable[[], memoryview]
+    size: int
+    itemsize: int
+    known_id: ObjectId | None
+    hint: Hint | None
+
+
+class Written(NamedTuple):
+    """What a commit added: packs with their rows, inline records, and sizes in bytes."""
+
+    packs: list[PackRef]
+    rows: dict[bytes, list[PackRow]]
+    inline: list[tuple[RecordHeader, bytes]]
+    stored_bytes: int
+
+
+IsPresent = Callable[[Sequence[ObjectId]], Sequence[bool]]
+
+
+class ObjectWriter:
+    """The objects of one commit. Used by one thread; `abort` or `publish` ends it.
+
+    Args:
+        root: the store's folder.
+        is_present: for each id, whether a good, existing record of it is in the store. Called from pool threads.
+        verify: "reread" (fresh descriptor), "media" (the page cache is dropped first) or "off".
+    """
+
+    def __init__(self, root: str, store_id: StoreId, system: System, is_present: IsPresent, *, verify: str) -> None:
+        self._root = root
+        self._store_id = store_id
+        self._system = system
+        self._is_present = is_present
+        self._verify = verify
+        self._seen: set[ObjectId] = set()
+        self._held: list[tuple[RecordHeader, memoryview]] = []  # records so far, while they may still go inline
+        self._held_size = 0
+        self._pack: _PackFile | None = None
+        self._sealing: list[tuple[_PackFile, Future[None]]] = []
+        self._published: list[str] = []
+        self.rejected_count = 0
+        self.unwritten_bytes = 0
+
+    def add_chunks(self, tasks: Sequence[ChunkTask]) -> list[tuple[ObjectId, bool]]:
+        """Store what is new among `tasks`; returns (id, whether this call stored it) in order.
+
+        Memory: at most two batches per pool thread are under way.
+        """
+        results: list[tuple[ObjectId, bool]] = []
+        self.unwritten_bytes = sum(task.size for task in tasks)
+        batches = pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
+        with contextlib.closing(batches):
+            for object_id, plain_size, encoded in itertools.chain.from_iterable(batches):
+                is_new = encoded is not None and object_id not in self._seen
+                results.append((object_id, is_new))
+                if encoded is not None and is_new:
+                    self._add(CHUNK, object_id, plain_size, encoded)
+                self.unwritten_bytes -= plain_size
+        return results
+
+    def add(self, kind: int, plain: bytes) -> tuple[ObjectId, bool]:
+        """Store one small object unless it is there; returns its id and whether it was new."""
+        object_id = digest(plain)
+        if object_id in self._seen or self._is_present([object_id])[0]:
+            return object_id, False
+        self._add(kind, object_id, len(plain), encode(memoryview(plain), 1))
+        return object_id, True
+
+    def publish(self) -> Written:
+        """Make everything durable and give packs their names.
+
+        Raises:
+            StorageError, CorruptionError: nothing refers to what was written; call `abort`.
+        """
+        if self._pack is None:
+            inline = [(header, bytes(payload)) for header, payload in self._held]
+            return Written([], {}, inline, sum(len(payload) for _, payload in inline))
+        self._close_pack()
+        for _, future in self._sealing:
+            future.result()
+        shards = set()
+        for pack, _ in self._sealing:
+            target = pack_path(self._root, pack.pack_id)
+            shard = target.rpartition("/")[0]
+            if shard not in shards:
+                shards.add(shard)
+                self._system.file_system.make_folder(shard)
+            self._system.file_system.rename(pack.path, target)
+            self._published.append(pack.path)
+        for shard in sorted(shards):
+            self._system.file_system.sync_folder(shard)
+        self._system.file_system.sync_folder(f"{self._root}/packs")
+        packs = [pack.ref for pack, _ in self._sealing if pack.ref is not None]
+        rows = {pack.pack_id: pack.rows for pack, _ in self._sealing}
+        return Written(packs, {bytes(k): v for k, v in rows.items()}, [], sum(pack.size for pack in packs))
+
+    def abort(self) -> None:
+        """Remove this commit's temporary files. Packs that have their names already stay, unreferenced."""
+        pool.settle(future for _, future in self._sealing)
+        for pack in [*(pack for pack, _ in self._sealing), *([self._pack] if self._pack else [])]:
+            with contextlib.suppress(OSError):
+                pack.file.close()
+            if pack.path not in self._published:
+                with contextlib.suppress(OSError):
+                    self._system.file_system.unlink(pack.path)
+        self._pack = None
+        self._sealing = []
+
+    # --- pool side ---
+
+    def _process(self, batch: Sequence[ChunkTask]) -> list[tuple[ObjectId, int, Encoded | None]]:
+        plains = [task.read() for task in batch]
+        ids = [digest(plain) for plain in plains]
+        unknown = [at for at, task in enumerate(batch) if ids[at] != task.known_id]
+        present = self._is_present([ids[at] for at in unknown]) if unknown else ()
+        encoded: list[Encoded | None] = [None] * len(batch)
+        for at, is_present in zip(unknown, present, strict=True):
+            if not is_present:
+                encoded[at] = self._encode(plains[at], ids[at], batch[at])
+        return [(object_id, task.size, form) for object_id, task, form in zip(ids, batch, encoded, strict=True)]
+
+    def _encode(self, plain: memoryview, object_id: ObjectId, task: ChunkTask) -> Encoded:
+        form = encode(plain, task.itemsize, task.hint)
+        if form.codec != CODEC_RAW and digest(plain) != object_id:
+            # The encoding was proven against memory that is no longer what was hashed.
+            raise ConcurrentMutationError("memory changed while it was being committed", object_id=object_id)
+        return form
+
+    # --- writing side ---
+
+    def _add(self, kind: int, object_id: ObjectId, plain_size: int, form: Encoded) -> None:
+        self._seen.add(object_id)
+        self.rejected_count += form.rejected is not None
+        payload = memoryview(form.payload)
+        check = object_id[:16] if form.codec == CODEC_RAW else check16(payload)
+        header = RecordHeader(
+            kind=kind,
+            codec=form.codec,
+            codec_version=form.version,
+            object_id=object_id,
+            plain_size=plain_size,
+            stored_size=form.stored_size,
+            payload_check=check,
+            params=form.params,
+        )
+        if self._pack is None and self._held_size + form.stored_size <= INLINE_LIMIT:
+            # Held bytes are copied: the memory they lie in is reused, or the user's.
+            self._held.append((header, memoryview(bytes(payload))))
+            self._held_size += form.stored_size
+            return
+        if self._pack is None:
+            for held_header, held_payload in self._held:
+                self._pack_with_room(len(held_payload)).append(held_header, held_payload)
+            self._held = []
+        self._pack_with_room(len(payload)).append(header, payload)
+
+    def _pack_with_room(self, payload_size: int) -> _PackFile:
+        if self._pack is not None and self._pack.rows and self._pack.size + payload_size > PACK_TARGET_SIZE:
+            self._close_pack()
+        if self._pack is None:
+            pack_id = PackId(self._system.random_bytes(16))
+            path = self._system.temporary_path(self._root)
+            self._pack = _PackFile(self._system.file_system.create(path), path, pack_id, self._store_id)
+        return self._pack
+
+    def _close_pack(self) -> None:
+        pack = self._pack
+        assert pack is not None
+        pack.finish()
+        self._sealing.append((pack, pool.submit_io(self._seal, pack)))
+        self._pack = None
+
+    def _seal(self, pack: _PackFile) -> None:
+        pack.file.sync()
+        if self._verify == "media":
+            pack.file.drop_cache(0, pack.size)
+        pack.file.close()
+        if self._verify != "off":
+            self._reread(pack)
+
+    def _reread(self, pack: _PackFile) -> None:
+        """Read a finished pack through a fresh descriptor and compare everything with what was meant."""
+        file = self._system.file_system.open(pack.path)
+        try:
+            buffer = memoryview(bytearray(CHUNK_SIZE + 2 * HEADER_SIZE))
+            for row, payload_check in zip(pack.rows, pack.payload_checks, strict=True):
+                size = row.header_size + row.stored_size
+                if size > len(buffer):
+                    buffer = memoryview(bytearray(size))
+                count = file.read_into(buffer[:size], row.offset)
+                payload = buffer[row.header_size : size]
+                if count != size or check16(payload) != payload_check:
+                    raise CorruptionError(
+                        f"pack {pack.pack_id.hex()[:12]}…, record at offset {row.offset}: what was read back is not "
+                        "what was to be written. Nothing was committed. Check this disk (`casckpt doctor`).",
+                        object_id=ObjectId(row.object_id),
+                    )
+            tail = bytearray(len(pack.footer))
+            if file.read_into(tail, pack.footer_offset) != len(tail) or tail != pack.footer:
+                raise CorruptionError(
+                    f"pack {pack.pack_id.hex()[:12]}…: its footer was not read back as written", pack_id=pack.pack_id
+                )
+            if pack.size >= PACK_TARGET_SIZE // 2:
+                # Training's own data needs the page cache more than bytes that are only read after a crash.
+                file.drop_cache(0, pack.size)
+        finally:
+            file.close()
+
+
+class _PackFile:
+    """A pack being written under a temporary name."""
+
+    def __init__(self, file: File, path: str, pack_id: PackId, store_id: StoreId) -> None:
+        self.file = file
+        self.path = path
+        self.pack_id = pack_id
+        self.rows: list[PackRow] = []
+        self.payload_checks: list[bytes] = []
+        self.size = HEADER_SIZE
+        self.footer = b""
+        self.footer_offset = 0
+        self.ref: PackRef | None = None
+        self._flushed = 0
+        self._pending: list[bytes | memoryview] = [encode_pack_header(pack_id, store_id)]
+        self._preallocated = 0
+
+    def append(self, header: RecordHeader, payload: memoryview) -> None:
+        encoded = encode_header(header, is_aligned=True)
+        self.rows.append(row_of(header, self.size, len(encoded)))
+        self.payload_checks.append(header.payload_check)
+        self._pending += (encoded, payload)
+        self.size += len(encoded) + len(payload)
+        if padding(self.size):
+            self._pending.append(bytes(padding(self.size)))
+            self.size += padding(self.size)
+        if self.size - self._flushed >= BATCH_SIZE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.size > self._preallocated:
+            # A pack that outgrew one batch will likely be a full one: reserve it, so that a full disk shows at once.
+            self._preallocated = PACK_TARGET_SIZE if self.size >= BATCH_SIZE else self.size
+            self._preallocated = max(self._preallocated, self.size)
+            self.file.preallocate(self._preallocated)
+        count = self.file.write(self._pending, self._flushed)
+        self.file.start_writeback(self._flushed, count)
+        self._flushed += count
+        self._pending = []
+
+    def finish(self) -> None:
+        """Write what is left, the footer, and cut the file to its size. Not synced yet."""
+        self.footer_offset = self.size
+        self.footer = encode_footer(self.rows, self.size, self.pack_id)
+        self._pending.append(self.footer)
+        self.size += len(self.footer)
+        self._flush()
+        if self._preallocated > self.size:
+            self.file.truncate(self.size)
+        footer_check = self.footer[-TRAILER_SIZE:][48:64]
+        self.ref = PackRef(self.pack_id, self.size, footer_check)
+
+
+def _batches(tasks: Sequence[ChunkTask]) -> Iterable[Sequence[ChunkTask]]:
+    start, room = 0, BATCH_SIZE
+    for at, task in enumerate(tasks):
+        room -= task.size
+        if room <= 0:
+            yield tasks[start : at + 1]
+            start, room = at + 1, BATCH_SIZE
+    if start < len(tasks):
+        yield tasks[start:]
