@@ -33,8 +33,7 @@ PLANE_SIZE_MAX = 64
 _SIZE_MAX = (1 << 63) - 1
 _FACTORIES = ("None", "list", "dict", "set", "tuple", "int", "float", "str", "bool", "bytes", "deque")
 MAPPINGS = ("dict", "OrderedDict", "Counter", *(f"defaultdict:{name}" for name in _FACTORIES))
-_NUMPY_RNGS = ("RandomState", "MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-RNGS = ("python", "torch", *(f"numpy.{name}" for name in _NUMPY_RNGS))
+RNGS = ("python", "torch", "numpy.Generator", "numpy.BitGenerator", "numpy.RandomState")
 
 Node = Union[int, None, "Mapping", "Sequence", "Record", "Rng", "Opaque"]
 

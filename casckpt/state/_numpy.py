@@ -1,0 +1,224 @@
+"""The only door to numpy. Imported only when a state, or a structure to restore, holds something of numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.random
+
+from casckpt.errors import CorruptionError
+from casckpt.format.dtypes import itemsize_of
+from casckpt.format.structure import Leaf
+from casckpt.state.memory import distinct_count, reach
+
+ARRAY_TYPES = (np.ndarray, np.memmap)
+GENERATOR = np.random.Generator
+RANDOM_STATE = np.random.RandomState
+BIT_GENERATOR = np.random.BitGenerator
+BIT_GENERATORS = {
+    kind.__name__: kind
+    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+}
+SCALAR = np.generic
+DTYPE = np.dtype
+
+Array = Any  # np.ndarray[Any, Any]
+Described = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int], int | None, int, int, bool]
+
+
+@lru_cache(maxsize=4096)
+def dtype_name(dtype: Any) -> str:
+    """The stored name of a dtype (see `casckpt.format.dtypes`).
+
+    Raises:
+        ValueError: one that casckpt does not store.
+    """
+    if dtype.hasobject:
+        raise ValueError("object arrays are not supported; store the parts that are numbers or text")
+    description = _describe_dtype(dtype)
+    name = description if type(description) is str else json.dumps(description, separators=(",", ":"), sort_keys=True)
+    try:
+        itemsize_of("numpy", name)
+        same = dtype_of(name) == dtype
+    except (ValueError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(f"numpy dtype {dtype!r} is not supported; store a view as integers and its name")
+    return name
+
+
+def _describe_dtype(dtype: Any) -> Any:
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return [_describe_dtype(base), list(shape)]
+    if dtype.fields is None:
+        return str(dtype.str)
+    fields = []
+    for name in dtype.names:
+        kind, offset, *title = dtype.fields[name]
+        fields.append([name, offset, _describe_dtype(kind), title[0] if title else None])
+    return {"aligned": dtype.isalignedstruct, "fields": fields, "itemsize": dtype.itemsize}
+
+
+@lru_cache(maxsize=4096)
+def dtype_of(name: str) -> Any:
+    """The dtype of a stored name that `itemsize_of` has accepted."""
+    return _parse_dtype(json.loads(name) if name.startswith("{") else name)
+
+
+def _parse_dtype(description: Any) -> Any:
+    if type(description) is str:
+        return np.dtype(description)
+    if type(description) is list:
+        return np.dtype((_parse_dtype(description[0]), tuple(description[1])))
+    names, offsets, kinds, titles = zip(*description["fields"], strict=True) if description["fields"] else ((),) * 4
+    spec: dict[str, Any] = {
+        "names": list(names),
+        "formats": [_parse_dtype(kind) for kind in kinds],
+        "offsets": list(offsets),
+        "itemsize": description["itemsize"],
+    }
+    if any(title is not None for title in titles):
+        spec["titles"] = list(titles)
+    return np.dtype(spec, align=description["aligned"])  # type: ignore[call-overload]
+
+
+def describe(array: Array) -> Described:
+    """Where an array's bytes lie, as `casckpt.state._torch.describe` does for tensors.
+
+    Raises:
+        ValueError: a dtype that is not stored.
+    """
+    name = dtype_name(array.dtype)
+    shape, strides, itemsize = array.shape, array.strides, array.itemsize
+    if not array.size * itemsize:
+        return ("numpy", name, shape, None, 0), -1, 0, 0, True
+    first = array.ctypes.data
+    if array.flags.c_contiguous:
+        return ("numpy", name, shape, None, 0), first, first + array.nbytes, first, True
+    below, above = reach(shape, strides)
+    extent = below + above + itemsize
+    is_dense = extent <= distinct_count(shape, strides) * itemsize
+    return ("numpy", name, shape, strides, 0), first - below, first + above + itemsize, first, is_dense
+
+
+def compact_source(array: Array) -> Callable[[int, int], memoryview]:
+    """Copies of pieces of what an array's contiguous copy would be, without making it whole."""
+    narrowed = array[tuple(slice(0, None if stride else 1) for stride in array.strides)]
+    itemsize = array.itemsize
+
+    def piece(start: int, stop: int) -> memoryview:
+        first, last = start // itemsize, -(-stop // itemsize)
+        parts = _flat_parts(narrowed, first, last)
+        whole = memoryview(b"".join(part.tobytes() for part in parts))
+        return whole[start - first * itemsize : stop - first * itemsize]
+
+    return piece
+
+
+def _flat_parts(array: Array, first: int, last: int) -> list[Array]:
+    """The elements [first, last) of an array in C order, as pieces."""
+    if array.ndim < 2:
+        return [array.reshape(-1)[first:last]]
+    inner = array[0].size
+    parts = []
+    while first < last:
+        row, offset = divmod(first, inner)
+        rows = (last - first) // inner
+        if offset or not rows:
+            stop = min(inner, offset + last - first)
+            parts += _flat_parts(array[row], offset, stop)
+            first += stop - offset
+        else:
+            parts.append(array[row : row + rows])
+            first += rows * inner
+    return parts
+
+
+def array_in(memory: Any, start: int, leaf: Leaf) -> Array:
+    """The array of `leaf` in writable `memory` (None for an empty one), whose byte `start` is its first element."""
+    dtype = dtype_of(leaf.dtype)
+    if memory is None:
+        return np.empty(leaf.shape, dtype)
+    return np.ndarray(leaf.shape, dtype, memory, start, leaf.strides)
+
+
+def allocate(size: int) -> Array:
+    """Fresh bytes for a block."""
+    return np.empty(size, np.uint8)
+
+
+def scalar_payload(value: Any) -> list[Any]:
+    """A numpy scalar as [dtype name, bytes].
+
+    Raises:
+        ValueError: a dtype that is not stored.
+    """
+    return [dtype_name(value.dtype), value.tobytes()]
+
+
+def scalar_of(payload: Any) -> Any:
+    """The numpy scalar of a payload, of the same type."""
+    name, data = payload
+    if type(name) is not str or type(data) is not bytes or len(data) != itemsize_of("numpy", name):
+        raise CorruptionError("scalar block: a numpy scalar whose bytes do not fit its type")
+    return np.frombuffer(data, dtype_of(name))[0] if data else dtype_of(name).type()
+
+
+def checked_dtype(name: Any) -> Any:
+    """The dtype of a name that may be anything.
+
+    Raises:
+        ValueError: it is no stored name.
+    """
+    if type(name) is not str:
+        raise ValueError("not a dtype name")
+    itemsize_of("numpy", name)
+    return dtype_of(name)
+
+
+def generator_tree(generator: Any) -> dict[str, Any]:
+    """The state of a Generator, BitGenerator or RandomState as a plain tree; a fresh copy."""
+    if isinstance(generator, RANDOM_STATE):
+        return dict(generator.get_state(legacy=False))
+    return dict((generator.bit_generator if isinstance(generator, GENERATOR) else generator).state)
+
+
+def bit_generator_name(generator: Any) -> str:
+    """The name of the algorithm inside a Generator, BitGenerator or RandomState."""
+    return str(generator_tree(generator)["bit_generator"])
+
+
+def set_generator(generator: Any, tree: dict[str, Any]) -> None:
+    """Put a state from `generator_tree` into a generator of the same kind."""
+    if isinstance(generator, RANDOM_STATE):
+        generator.set_state(tree)
+    elif isinstance(generator, GENERATOR):
+        generator.bit_generator.state = tree
+    else:
+        generator.state = tree
+
+
+def make_generator(kind: str, tree: dict[str, Any]) -> Any:
+    """A new generator of `kind` ("numpy.Generator", …) in the state `tree`; known algorithms only."""
+    name = tree.get("bit_generator")
+    if name not in BIT_GENERATORS:
+        raise CorruptionError(f"unknown numpy bit generator {name!r:.60}")
+    bits = BIT_GENERATORS[name]()
+    makers: dict[str, Any] = {"numpy.Generator": GENERATOR, "numpy.RandomState": RANDOM_STATE}
+    made = makers[kind](bits) if kind in makers else bits
+    set_generator(made, tree)
+    return made
+
+
+def global_rng_tree() -> dict[str, Any]:
+    """The state of `np.random`'s legacy global generator."""
+    return dict(np.random.get_state(legacy=False))
+
+
+def set_global_rng(tree: dict[str, Any]) -> None:
+    np.random.set_state(tree)
