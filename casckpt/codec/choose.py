@@ -36,8 +36,9 @@ _PLANE_GAIN_MIN = 0.05  # of a plane's sample: below it the rest of the plane is
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision: lanes, or one frame in `profile`, or (neither) raw."""
+    """A decision for items of one size: lanes, or one frame in `profile`, or (neither) raw."""
 
+    itemsize: int = 0
     lanes: tuple[LanePlan, ...] = ()
     profile: zstd.Profile | None = None
 
@@ -66,25 +67,25 @@ def encode(plain: memoryview, itemsize: int, hint: Hint | None = None) -> Encode
     pattern = constant.find_pattern(plain, itemsize)
     if pattern is not None:
         return _checked(plain, constant.encode(pattern), "constant")
-    plan = hint.recall() if hint is not None else None
-    if plan is None:
-        plan = choose(plain, itemsize)
-    encoded = _apply(plain, itemsize, plan)
+    try:
+        plan = hint.recall() if hint is not None else None
+        if plan is None or plan.itemsize != itemsize:  # one hint given for different leaves
+            plan = choose(plain, itemsize)
+        encoded = _apply(plain, itemsize, plan)
+    except zstd.ZstdError:  # the library failed, of which memory is the usual reason; raw needs none
+        return raw.encode(plain, rejected="zstd")
     if hint is not None:
-        hint.learn(plan if encoded.codec else Plan())
+        hint.learn(plan if encoded.codec else Plan(itemsize))
     return encoded
 
 
 def _apply(plain: memoryview, itemsize: int, plan: Plan) -> Encoded:
-    try:
-        if plan.lanes:
-            encoded, name = planes.encode(plain, itemsize, plan.lanes), "planes"
-        elif plan.profile is not None:
-            encoded, name = zstd.encode(plain, plan.profile), "zstd"
-        else:
-            return raw.encode(plain)
-    except zstd.ZstdError:
-        return raw.encode(plain, rejected="zstd")
+    if plan.lanes:
+        encoded, name = planes.encode(plain, itemsize, plan.lanes), "planes"
+    elif plan.profile is not None:
+        encoded, name = zstd.encode(plain, plan.profile), "zstd"
+    else:
+        return raw.encode(plain)
     if encoded.stored_size + len(encoded.params) > (1 - GAIN_MIN) * len(plain):
         return raw.encode(plain)
     return _checked(plain, encoded, name)
@@ -115,11 +116,11 @@ def choose(plain: memoryview, itemsize: int) -> Plan:
     match_size = len(zstd.compress(sample, "match"))
     probes = (rows[0], rows[-1]) if rows is not None else (np.frombuffer(sample, np.uint8),)
     if _gains(match_size, len(sample)) or any(_gains(_entropy_size(probe), len(probe)) for probe in probes):
-        return _refine(sample, rows, match_size)
-    return Plan()
+        return _refine(sample, itemsize, rows, match_size)
+    return Plan(itemsize)
 
 
-def _refine(sample: bytes, rows: Array | None, match_size: int) -> Plan:
+def _refine(sample: bytes, itemsize: int, rows: Array | None, match_size: int) -> Plan:
     """Second round: something compresses, so everything is tried, and the smallest wins."""
     whole: dict[zstd.Profile, int] = {"match": match_size, "entropy": len(zstd.compress(sample, "entropy"))}
     profile = min(whole, key=whole.__getitem__)
@@ -127,8 +128,8 @@ def _refine(sample: bytes, rows: Array | None, match_size: int) -> Plan:
         plans = [_plan_row(np.ascontiguousarray(row)) for row in rows]
         planes_size = sum(size for _, size in plans)
         if planes_size < whole[profile] and _gains(planes_size, len(sample)):
-            return Plan(lanes=_widen([plan for plan, _ in plans]))
-    return Plan(profile=profile) if _gains(whole[profile], len(sample)) else Plan()
+            return Plan(itemsize, lanes=_widen([plan for plan, _ in plans]))
+    return Plan(itemsize, profile=profile if _gains(whole[profile], len(sample)) else None)
 
 
 def _plan_row(row: Array) -> tuple[LanePlan, int]:

@@ -62,11 +62,12 @@ def _decode(params: bytes, payload: memoryview, bases: Sequence[Buffer], out: me
         raise damaged("constant", f"payload has {len(payload)} bytes, expected none")
     if len(params) > min(PATTERN_SIZE_MAX, len(out)) or bool(params) != bool(out):
         raise damaged("constant", f"pattern of {len(params)} bytes for {len(out)} bytes")
+    target = np.frombuffer(out, np.uint8)
     filled = len(params)
-    out[:filled] = params
-    while filled < len(out):  # copy what is there behind itself: log2(n) copies at memory speed
-        count = min(filled, len(out) - filled)
-        out[filled : filled + count] = out[:count]
+    target[:filled] = np.frombuffer(params, np.uint8)
+    while filled < len(target):  # copy what is there behind itself: log2(n) copies at memory speed, without the GIL
+        count = min(filled, len(target) - filled)
+        target[filled : filled + count] = target[:count]
         filled += count
 
 
