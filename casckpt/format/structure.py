@@ -16,6 +16,7 @@ before anything is allocated from it. This file imports neither torch nor numpy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from keyword import iskeyword
 from math import prod
 from typing import Any, Literal, NamedTuple, Union
 
@@ -157,6 +158,8 @@ def _check_leaf(leaf: Leaf, blocks: list[tuple[int, int]]) -> None:
         raise ValueError(f"shape {shape!r:.100}")
     if leaf.flags & ~(PARAMETER | REQUIRES_GRAD) or (leaf.flags and leaf.kind != "torch"):
         raise ValueError(f"flags {leaf.flags}")
+    if leaf.flags & REQUIRES_GRAD and not leaf.dtype.startswith(("float", "bfloat", "complex")):
+        raise ValueError(f"a {leaf.dtype} tensor cannot require gradients")
     if leaf.kind == "bytes" and (len(shape) != 1 or leaf.strides is not None):
         raise ValueError("bytes have one dimension and no strides")
     if prod(shape) > _SIZE_MAX:
@@ -253,8 +256,8 @@ class _Checker:
 
 
 def is_field_name(name: str) -> bool:
-    """Whether a namedtuple may have this name; keywords are renamed by numpy-like libraries, so they are refused."""
-    return name.isidentifier() and len(name) <= KEY_SIZE_MAX
+    """Whether a namedtuple may have this name."""
+    return name.isidentifier() and not iskeyword(name) and len(name) <= KEY_SIZE_MAX
 
 
 def check_key(key: Any) -> None:
@@ -324,11 +327,14 @@ def children_of(node: Mapping | Sequence | Record) -> Iterator[tuple[Any, Node]]
 
 
 def leaf_places(structure: Structure, component: str) -> Iterator[Place]:
-    """Every leaf and scalar of a component with its path, in tree order. A leaf used twice comes twice."""
+    """Every leaf and scalar of a component with its path, in tree order.
+
+    A leaf used twice comes twice. All parts of a generator's state have the generator's path.
+    """
     scalar = 0
-    pending: list[tuple[str, Node]] = [(component, structure.tree)]
+    pending: list[tuple[str, Node, bool]] = [(component, structure.tree, False)]
     while pending:
-        path, node = pending.pop()
+        path, node, is_inside = pending.pop()
         if node is None:
             yield Place(path, None, scalar)
             scalar += 1
@@ -337,9 +343,11 @@ def leaf_places(structure: Structure, component: str) -> Iterator[Place]:
         elif isinstance(node, Opaque):
             yield Place(path, node.leaf, None, is_opaque=True)
         elif isinstance(node, Rng):
-            pending.append((path, node.state))
+            pending.append((path, node.state, True))
+        elif is_inside:
+            pending += reversed([(path, child, True) for child in node.children])
         else:
-            pending += reversed([(join_path(path, key), child) for key, child in children_of(node)])
+            pending += reversed([(join_path(path, key), child, False) for key, child in children_of(node)])
 
 
 def opaque_paths(structure: Structure, component: str = "") -> list[str]:

@@ -166,7 +166,7 @@ def scalar_of(payload: Any) -> Any:
     name, data = payload
     if type(name) is not str or type(data) is not bytes or len(data) != itemsize_of("numpy", name):
         raise CorruptionError("scalar block: a numpy scalar whose bytes do not fit its type")
-    return np.frombuffer(data, dtype_of(name))[0] if data else dtype_of(name).type()
+    return np.frombuffer(bytearray(data), dtype_of(name))[0] if data else dtype_of(name).type()
 
 
 def checked_dtype(name: Any) -> Any:

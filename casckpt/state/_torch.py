@@ -194,6 +194,11 @@ def allocate(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
+def memory_of(buffer: torch.Tensor) -> memoryview:
+    """The writable memory of a buffer from `allocate`; keeps it alive."""
+    return memoryview(buffer.numpy())  # type: ignore[arg-type]
+
+
 def tensor_in(buffer: torch.Tensor | None, start: int, leaf: Leaf, device: Any) -> torch.Tensor:
     """The tensor of `leaf` in `buffer`, whose byte `start` is the leaf's first element."""
     dtype = DTYPES[leaf.dtype]

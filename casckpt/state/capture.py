@@ -39,6 +39,12 @@ class Captured:
         self.kept = keep
         self.logical_bytes = len(scalars) + sum(size for size, _ in structure.blocks)
 
+    def release(self) -> None:
+        """Let go of the live objects; only what `previous=` needs stays."""
+        self.kept.objects = []
+        self.kept.versions = {}
+        self.blocks = Blocks(self.blocks.sizes, [], {})
+
     def moved(self) -> list[str]:
         """Paths of the tensors that an in-place operation changed since the capture, by torch's version counters.
 

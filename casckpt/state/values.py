@@ -38,7 +38,8 @@ class StoredEnum:
                 member = cls(self.value)
             except ValueError:
                 member = None
-        if member is None or member.name != self.name:
+        was_renamed = cls.__members__.get(self.name or "", member) is not member
+        if member is None or was_renamed or (member.name != self.name and not isinstance(member, enum.Flag)):
             raise MismatchError(
                 f"stored {self.type_name}.{self.name} = {self.value!r} is no member of {cls.__name__}. "
                 "Restore the value without a target and convert it."
