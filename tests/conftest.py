@@ -85,7 +85,7 @@ def leaves_nothing_running() -> Iterator[None]:
     if _open_files() - files:
         gc.collect()
         leaks += [f"open file {target} (descriptor {fd})" for fd, target in sorted(_open_files() - files)]
-    leaks += [f"child process {pid}: {command}" for pid, command in sorted(_children() - children)]
+    leaks += [f"child process {pid}: {command}" for pid, command in _children().items() if pid not in children]
     assert not leaks, f"left behind: {', '.join(leaks)}"
 
 
@@ -110,27 +110,28 @@ def _open_files() -> set[tuple[int, str]]:
     return found
 
 
-def _children() -> set[tuple[int, str]]:
-    found = set()
+def _children() -> dict[int, str]:
+    found = {}
     for task in _numbers("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{task}/children") as listing:
                 pids = [int(pid) for pid in listing.read().split()]
         except OSError:  # the thread ended meanwhile, or the kernel does not list children
             continue
-        for pid in pids:
-            command = _command(pid)
-            if command and "resource_tracker" not in command and "forkserver" not in command:
-                found.add((pid, command))
+        found |= {pid: command for pid in pids if (command := _running(pid))}
     return found
 
 
-def _command(pid: int) -> str:
+def _running(pid: int) -> str:
+    """What a child runs; empty when it has ended, or serves multiprocessing."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as stream:
-            return stream.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as cmdline:
+            name, _, fields = stat.read().partition("(")[2].rpartition(") ")
+            command = cmdline.read().replace("\0", " ").strip() or name
     except OSError:
         return ""
+    is_helper = "resource_tracker" in command or "forkserver" in command
+    return "" if fields.startswith("Z") or is_helper else command
 
 
 def _numbers(folder: str) -> list[int]:
