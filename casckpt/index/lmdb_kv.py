@@ -22,11 +22,12 @@ import contextlib
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import lmdb
 
@@ -43,6 +44,8 @@ _FORK_WAIT_S = 1.0  # transactions are short; a fork that waits longer would loo
 _ENGINE: dict[str, Any] = (
     {"lib_version": 0} if hasattr(lmdb.Environment, "lib_version") else {}
 )  # 0.9 files whatever the default
+
+_COUNT_PREFIX, _TOKEN_KEY = b"\0", b"\0token"  # rows that belong to no table
 
 _CORRUPTION = (
     lmdb.CorruptedError,
@@ -73,6 +76,16 @@ def prepare_folder(folder: str) -> None:
         os.close(fd)
 
 
+class Presence(Protocol):
+    """What tells other processes that this one has a folder open."""
+
+    def renew(self) -> None:
+        """Say so again, in a forked child that goes on using the folder."""
+
+    def leave(self) -> None:
+        """Stop saying so: no transaction of this process is running or will be."""
+
+
 class LmdbKv:
     """A `Kv` in the LMDB environment at `folder`, which must exist.
 
@@ -93,18 +106,24 @@ class LmdbKv:
         read_only: bool = False,
         use_lock_file: bool = True,
         check: Callable[[], None] | None = None,
-        on_close: Callable[[], None] | None = None,
+        presence: Presence | None = None,
     ) -> None:
         self.tables = tuple(tables)
         self.is_read_only = read_only
-        self._on_close = on_close
+        self._presence = presence
+        self._process = os.getpid()
         self._environment = _Environment.acquire(folder, self.tables, read_only, use_lock_file, check)
-        self._is_open = True
+        self._finalizer = weakref.finalize(self, self._environment.release, presence)  # also when nobody calls close
 
     @property
     def folder(self) -> str:
         """Where it lies."""
         return self._environment.folder
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return self._finalizer.alive
 
     @contextmanager
     def read(self) -> Iterator[KvReader]:
@@ -118,8 +137,9 @@ class LmdbKv:
             raise ReadOnlyError(
                 f"index {self.folder}: opened read-only. Open the store without read_only=True to write."
             )
-        with self._environment.write_lock.hold(timeout_s), self._transaction(write=True) as txn:
-            writer = _Writer(txn, self._environment)
+        environment = self._environment
+        with environment.kept(), environment.write_lock.hold(timeout_s), self._transaction(write=True) as txn:
+            writer = _Writer(txn, environment)
             yield writer
             writer.store_counts()
 
@@ -128,6 +148,10 @@ class LmdbKv:
         environment = self._environment
         with environment.use(self) as handle:
             process = os.getpid()
+            if process != self._process and self._presence is not None:
+                with environment.typed:
+                    self._presence.renew()
+            self._process = process
             with environment.typed:
                 txn = handle.begin(write=write)
             try:
@@ -144,18 +168,20 @@ class LmdbKv:
             with environment.typed:
                 txn.commit() if write else txn.abort()
 
-    def close(self) -> None:
-        with _GUARD:
-            was_open, self._is_open = self._is_open, False
-        if not was_open:
-            return
-        if self._on_close is not None:
-            self._on_close()
-        self._environment.release()
-
     @property
-    def is_open(self) -> bool:
-        return self._is_open
+    def token(self) -> bytes | None:
+        """What `set_token` stored: tells this environment from another one that took its place, inode and all."""
+        with self._transaction(write=False) as txn, self._environment.typed:
+            token: bytes | None = txn.get(_TOKEN_KEY)
+            return token
+
+    def set_token(self, token: bytes) -> None:
+        environment = self._environment
+        with environment.kept(), environment.write_lock.hold(), self._transaction(write=True) as txn, environment.typed:
+            txn.put(_TOKEN_KEY, token)
+
+    def close(self) -> None:
+        self._finalizer()
 
     def __enter__(self) -> LmdbKv:
         return self
@@ -168,7 +194,7 @@ class _Reader:
     """All tables share LMDB's main database: a key's first byte is its table's number, counted from 1.
 
     Named databases would have to be opened inside a write transaction, that is behind LMDB's mutex, which has no
-    timeout. Under the byte 0 lie the tables' entry counts.
+    timeout. Under the byte 0 lie the tables' entry counts and the token.
     """
 
     def __init__(self, txn: Any, environment: _Environment) -> None:
@@ -228,7 +254,7 @@ class _Reader:
 
     def count(self, table: str) -> int:
         with self._typed:
-            return int.from_bytes(self._txn.get(b"\0" + self._prefix(table)) or b"", "little")
+            return int.from_bytes(self._txn.get(_COUNT_PREFIX + self._prefix(table)) or b"", "little")
 
 
 class _Writer(_Reader):
@@ -269,7 +295,7 @@ class _Writer(_Reader):
             if added:
                 count = super().count(table) + added
                 with self._typed:
-                    self._txn.put(b"\0" + self._prefix(table), count.to_bytes(8, "little"))
+                    self._txn.put(_COUNT_PREFIX + self._prefix(table), count.to_bytes(8, "little"))
 
 
 _GUARD = threading.Condition(
@@ -288,6 +314,7 @@ class _Environment:
         self.key: Any = None
         self.handle: Any = None
         self.users = 0
+        self.leaving: list[Presence] = []  # of Kvs that were closed while a transaction was running
         self.active: list[int] = []  # the thread of each running transaction
         self.inherited: list[Any] = []  # a parent's handle and transactions: kept, never touched
         self.process = os.getpid()
@@ -317,10 +344,22 @@ class _Environment:
             known.users += 1
             return known
 
-    def release(self) -> None:
+    def release(self, presence: Presence | None = None) -> None:
         with _GUARD:
             self.users -= 1
+            if presence is not None:
+                self.leaving.append(presence)
             self._retire_if_unused()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the environment registered for the block, whoever closes their Kv meanwhile."""
+        with _GUARD:
+            self.users += 1
+        try:
+            yield
+        finally:
+            self.release()
 
     @contextmanager
     def use(self, kv: LmdbKv) -> Iterator[Any]:
@@ -381,7 +420,11 @@ class _Environment:
         raise AssertionError("unreachable: the last size returns or raises")
 
     def _retire_if_unused(self) -> None:
-        if self.users == 0 and not self.active:
+        if self.active:
+            return
+        while self.leaving:
+            self.leaving.pop().leave()
+        if self.users == 0:
             self._close_if_idle()
             if _REGISTRY.get(self.key) is self:
                 del _REGISTRY[self.key]

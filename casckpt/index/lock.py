@@ -15,7 +15,6 @@ Works on local file systems; the index lives nowhere else.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import stat
@@ -25,18 +24,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+
+import msgspec
 
 from casckpt import limits
 from casckpt.errors import BusyError, StorageError
 from casckpt.index.kv import nested_write
 
 _RECORD_SIZE = 256  # the holder's note: one fixed-size write, so a reader never sees half of two
+_HOST = socket.gethostname()[:64]
 _POLL_S = (0.0005, 0.02)  # first and longest pause between two tries
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """Who holds a lock: process, host, thread name and since when (seconds since 1970)."""
 
     pid: int
@@ -98,13 +98,12 @@ class WriteLock:
     def holder(self) -> Holder | None:
         """Who took the lock last, as the file says; None when it says nothing readable."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | _SAFE_FLAGS)
+            fd = os.open(self.path, os.O_RDONLY | SAFE_FLAGS)
         except OSError:
             return None
         try:
-            record = json.loads(os.read(fd, _RECORD_SIZE))
-            return Holder(int(record["pid"]), str(record["host"]), str(record["thread"]), float(record["since"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return msgspec.json.decode(os.read(fd, _RECORD_SIZE), type=Holder)
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return None
         finally:
             os.close(fd)
@@ -125,7 +124,7 @@ class WriteLock:
     def _try_once(self) -> bool:
         self._fd = self._open()
         try:
-            is_mine = _try_lock(self._fd) and _is_still_at(self._fd, self.path)
+            is_mine = try_lock(self._fd) and _is_still_at(self._fd, self.path)
         except OSError as error:
             raise self._unusable(error.errno or 0, error.strerror or str(error)) from error
         if not is_mine:
@@ -145,7 +144,7 @@ class WriteLock:
 
     def _open(self) -> int:
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, 0o666)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o666)
         except OSError as error:
             raise self._unusable(error.errno or 0, error.strerror or str(error)) from error
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -155,15 +154,16 @@ class WriteLock:
 
     def _unusable(self, errno: int, reason: str) -> StorageError:
         return StorageError(
-            f"lock file {self.path}: {reason}. Check that its folder is writable.", errno=errno, path=self.path
+            f"lock file {self.path}: {reason}. Check that its folder is writable.",
+            errno=errno,
+            path=self.path,
+            index_path=self.path,
         )
 
     def _note_holder(self) -> None:
-        thread = threading.current_thread().name
-        holder = Holder(
-            os.getpid(), socket.gethostname()[:64], thread.encode("ascii", "replace").decode()[:64], self._wall_clock()
-        )
-        record = json.dumps(asdict(holder)).encode().ljust(_RECORD_SIZE)
+        thread = threading.current_thread().name[:64].encode("ascii", "replace").decode()
+        holder = Holder(os.getpid(), _HOST, thread, self._wall_clock())
+        record = msgspec.json.encode(holder).ljust(_RECORD_SIZE)
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only nameless
             os.write(self._fd, record)  # the descriptor is fresh: offset 0
 
@@ -175,10 +175,11 @@ class WriteLock:
             holder=holder,
             timeout_s=wait_s,
             path=self.path,
+            index_path=self.path,
         )
 
 
-_SAFE_FLAGS = (
+SAFE_FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -190,7 +191,8 @@ _ALL_LOCKS: weakref.WeakSet[WriteLock] = weakref.WeakSet()
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(fd: int) -> bool:
+    def try_lock(fd: int, *, shared: bool = False) -> bool:
+        """Take the lock on an open file without waiting; Windows knows exclusive ones only."""
         os.lseek(fd, 1 << 30, os.SEEK_SET)  # far behind the note: Windows locks keep others from reading the bytes
         try:
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
@@ -202,9 +204,10 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(fd: int) -> bool:
+    def try_lock(fd: int, *, shared: bool = False) -> bool:
+        """Take the lock on an open file without waiting."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
