@@ -15,7 +15,7 @@ from casckpt.format.dtypes import itemsize_of
 from casckpt.format.structure import Leaf
 from casckpt.state.memory import distinct_count, reach
 
-ARRAY_TYPES = (np.ndarray, np.memmap)
+LEAF_TYPES = (np.ndarray, np.memmap)
 GENERATOR = np.random.Generator
 RANDOM_STATE = np.random.RandomState
 BIT_GENERATOR = np.random.BitGenerator
@@ -147,6 +147,20 @@ def array_in(memory: Any, start: int, leaf: Leaf) -> Array:
     return np.ndarray(leaf.shape, dtype, memory, start, leaf.strides)
 
 
+def copy_into(live: Array, stored: Array) -> float:
+    """Copy into a live array; the largest change by a cast, 0.0 where the dtypes agree."""
+    axes = tuple(slice(0, None if stride else 1) for stride in live.strides)
+    live, stored = live[axes or ...], stored[axes or ...]
+    if live.dtype == stored.dtype:
+        live[...] = stored
+        return 0.0
+    with np.errstate(all="ignore"):
+        np.copyto(live, stored, casting="unsafe")
+        wide = np.complex128 if "c" in (live.dtype.kind, stored.dtype.kind) else np.float64
+        change = np.abs(live.astype(wide) - stored.astype(wide))
+    return float(np.nan_to_num(change, nan=0.0, posinf=np.inf).max(initial=0.0))
+
+
 def allocate(size: int) -> Array:
     """Fresh bytes for a block."""
     return np.empty(size, np.uint8)
@@ -222,3 +236,29 @@ def global_rng_tree() -> dict[str, Any]:
 
 def set_global_rng(tree: dict[str, Any]) -> None:
     np.random.set_state(tree)
+
+
+def changed_elements(a: Any, b: Any, itemsize: int) -> Array:
+    """Which elements of two equally long byte strings differ in any bit."""
+    rows = np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8)
+    return rows.reshape(-1, itemsize).any(axis=1)
+
+
+def as_wide_arrays(dtype: str, a: Any, b: Any) -> tuple[Array, Array] | None:
+    """Two byte strings as float64 or complex128; None where the dtype holds no numbers."""
+    kind = dtype_of(dtype)
+    if kind.kind not in "biufcmM":
+        return None
+    stored = np.dtype("<i8") if kind.kind in "mM" else kind
+    wide = np.complex128 if kind.kind == "c" else np.float64
+    return np.frombuffer(a, stored).astype(wide), np.frombuffer(b, stored).astype(wide)
+
+
+def largest_change(a: Array, b: Array, changed: Array) -> float:
+    """The largest |a - b| where `changed`; infinity where one side alone is infinite or NaN."""
+    with np.errstate(all="ignore"):
+        change = np.abs(a - b)[changed]
+    same_special = (np.isnan(a) & np.isnan(b))[changed]
+    change[same_special] = 0.0
+    change[np.isnan(change)] = np.inf
+    return float(change.max(initial=0.0))

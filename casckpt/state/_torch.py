@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from casckpt.errors import MismatchError
 from casckpt.format.dtypes import TORCH_ITEMSIZES
 from casckpt.format.structure import PARAMETER, REQUIRES_GRAD, Leaf
-from casckpt.state.memory import compact_strides, distinct_count, reach
+from casckpt.state.memory import compact_strides, distinct_count, reach, window
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TORCH_ITEMSIZES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -21,9 +22,12 @@ _ITEMSIZES = {dtype: TORCH_ITEMSIZES[name] for name, dtype in DTYPES.items()}
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
-TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+LEAF_TYPES = (torch.Tensor, torch.nn.Parameter)
 GENERATOR = torch.Generator
 _strided = torch.strided
+_PIECE_SIZE = (
+    512 * 1024
+)  # 32,768 elements of 16 bytes: at::internal::GRAIN_SIZE, up to which torch copies on one thread
 
 # (kind, dtype, shape, strides, flags), low address or None (copied) or -1 (empty), high address, first element, dense
 Described = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int], int | None, int, int, bool]
@@ -218,3 +222,106 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return tuple(strides)
+
+
+def touched_buffer(size: int) -> tuple[torch.Tensor, int]:
+    """Zeroed bytes, whose pages are therefore there, and their 64-byte aligned address."""
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    return buffer.fill_(1), buffer.data_ptr()
+
+
+def pieces(runs: list[tuple[int, int]]) -> list[torch.Tensor]:
+    """Views of at most 512 KiB over runs of CPU memory, each (address, size); they keep nothing alive."""
+    found: list[torch.Tensor] = []
+    for address, size in runs:
+        flat = torch.frombuffer(window(address, size, writable=True), dtype=torch.uint8)
+        wide = size // 16 * 16
+        if wide:
+            found += torch.split(flat[:wide].view(torch.complex128), _PIECE_SIZE // 16)
+        if wide < size:
+            found.append(flat[wide:])
+    return found
+
+
+def copy_pieces(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy equally cut pieces, on this thread, giving up the GIL once."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+
+
+def copy_into(live: torch.Tensor, stored: torch.Tensor) -> float:
+    """Copy into a live tensor; the largest change by a cast, 0.0 where the dtypes agree."""
+    with torch.no_grad():
+        for axis, stride in enumerate(live.stride()):
+            if not stride and live.shape[axis]:
+                live, stored = live.narrow(axis, 0, 1), stored.narrow(axis, 0, 1)
+        live.copy_(stored)
+        if live.dtype == stored.dtype or not live.numel():
+            return 0.0
+        wide = torch.complex128 if live.is_complex() or stored.is_complex() else torch.float64
+        change = (live.cpu().to(wide) - stored.cpu().to(wide)).abs()
+        return float(torch.nan_to_num(change, nan=0.0, posinf=float("inf")).max())
+
+
+def note_written(tensors: list[torch.Tensor]) -> None:
+    """Tell autograd that the memory of these tensors was written behind its back."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def storages_of(module: torch.nn.Module) -> set[int]:
+    """The storages of a module's parameters and buffers, by address."""
+    owned = [*module.parameters(), *module.buffers()]
+    return {tensor.untyped_storage().data_ptr() for tensor in owned if type(tensor) in LEAF_TYPES}
+
+
+def is_in(value: Any, storages: set[int]) -> bool:
+    """Whether a value of a module's state dict is memory of the module itself."""
+    return type(value) in LEAF_TYPES and value.untyped_storage().data_ptr() in storages
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, groups: Any, path: str) -> None:
+    """Compare parameter groups, which `load_state_dict` would refuse half way.
+
+    Raises:
+        MismatchError: another number of groups, or of parameters in one.
+    """
+    stored = [len(group["params"]) for group in groups]
+    live = [len(group["params"]) for group in optimizer.param_groups]
+    if stored != live:
+        raise MismatchError(
+            f"{path}/param_groups: expected groups of {stored} parameters, found {live}. "
+            "Build the optimizer over the parameters it was saved with.",
+            path=f"{path}/param_groups",
+            differences=[(f"{path}/param_groups", f"groups of {stored} parameters", f"groups of {live}")],
+        )
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`load_state_dict`, and then exactly the stored dtypes.
+
+    torch casts floating state to the parameter's dtype; state that was kept wider than its parameter (fp32 moments of
+    bf16 weights) would lose bits in silence, so it is put back as it was stored.
+    """
+    optimizer.load_state_dict(state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    stored_ids = [number for group in state["param_groups"] for number in group["params"]]
+    for number, parameter in zip(stored_ids, parameters, strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in state["state"].get(number, {}).items():
+            now = loaded.get(name)
+            if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
+                loaded[name] = value.to(now.device)
+
+
+def as_wide_arrays(dtype: str, a: Any, b: Any) -> tuple[Any, Any] | None:
+    """Two byte strings of a torch dtype as float64 or complex128 arrays; None where it cannot be converted."""
+    kind = DTYPES[dtype]
+    wide = torch.complex128 if kind.is_complex else torch.float64
+    try:
+        first, second = (torch.frombuffer(bytearray(side), dtype=kind).to(wide).numpy() for side in (a, b))
+    except (RuntimeError, NotImplementedError):  # packed types such as float4 have no conversion
+        return None
+    return first, second

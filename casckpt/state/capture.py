@@ -100,10 +100,8 @@ def _keep(walk: Walk, previous: Captured | None) -> Kept:
 
         versions = _torch.versions_of(walk.objects)
     if previous is not None and previous.kept.extents == walk.extents:
-        plan = previous.kept.plan
-    else:
-        plan = plan_blocks(walk.extents)
-    return Kept(walk.objects, walk.extents, plan, versions)
+        return Kept(walk.objects, previous.kept.extents, previous.kept.plan, versions)
+    return Kept(walk.objects, walk.extents, plan_blocks(walk.extents), versions)
 
 
 def _structure_of(tree: Node, plan: Plan, previous: Captured | None) -> tuple[Structure, bytes]:

@@ -48,13 +48,20 @@ def tree_of(kind: str, generator: Any) -> dict[str, Any]:
     return _numpy.generator_tree(generator)
 
 
-def check_tree(kind: str, tree: Any) -> None:
-    """Refuse a state that no generator of this kind gives.
+def check_fit(kind: str, generator: Any, tree: Any, path: str) -> None:
+    """Compare what can be compared before a state is there: the algorithm, the kind of device.
 
     Raises:
-        CorruptionError: it is not such a state.
+        MismatchError: the live generator runs another algorithm or lives on another kind of device.
     """
-    make(kind, tree)
+    name = {"torch": "device", "python": "version"}.get(kind, "bit_generator")
+    expected, found = tree.get(name), tree_of(kind, generator)[name]
+    if expected != found:
+        raise MismatchError(
+            f"{path}: expected a {kind} generator with {name} {expected!r}, found {found!r}",
+            path=path,
+            differences=[(path, f"{name} {expected!r}", f"{name} {found!r}")],
+        )
 
 
 def make(kind: str, tree: Any) -> Any:

@@ -213,13 +213,13 @@ def _current_handlers() -> dict[type, _Handler]:
     if "numpy" in sys.modules and "numpy" not in _doors_open:
         from casckpt.state import _numpy
 
-        for kind in _numpy.ARRAY_TYPES:
+        for kind in _numpy.LEAF_TYPES:
             _handlers[kind] = lambda walk, value: walk.array(value, _numpy.describe)
         _doors_open.add("numpy")
     if "torch" in sys.modules and "torch" not in _doors_open:
         from casckpt.state import _torch
 
-        for tensor_type in _torch.TENSOR_TYPES:
+        for tensor_type in _torch.LEAF_TYPES:
             _handlers[tensor_type] = lambda walk, value: walk.array(value, _torch.describe)
         _doors_open.add("torch")
     return _handlers

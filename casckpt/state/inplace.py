@@ -1,0 +1,114 @@
+"""Which stored blocks may stream straight into live memory, and how the other leaves are copied.
+
+A block is *direct* when one dense live leaf covers all of it and every leaf that the snapshot has in it lies in that
+memory at the same offset, in the same layout and dtype. Memory that belongs to nobody known is never written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from casckpt.format.structure import Leaf, Structure
+from casckpt.state.blocks import DEVICE_BIT, merge_extents
+from casckpt.state.memory import window
+
+
+class LiveLeaf(NamedTuple):
+    """A live tensor or array that will receive stored leaf `leaf`."""
+
+    leaf: int
+    live: Any
+    extent: Any  # as the doors' `describe` gives it
+    path: str
+
+
+class Sharing(NamedTuple):
+    """Two paths that share memory on one side only; `is_stored` says on which."""
+
+    path: str
+    other: str
+    is_stored: bool
+
+
+def describe_live(live: Any, kind: str) -> Any:
+    """The extent of a live tensor ("torch") or array ("numpy"); None for anything else, and for what is not stored."""
+    if kind == "numpy":
+        from casckpt.state import _numpy as door
+    else:
+        from casckpt.state import _torch as door  # type: ignore[no-redef]
+    try:
+        return door.describe(live) if type(live) in door.LEAF_TYPES else None
+    except ValueError:
+        return None
+
+
+def find_sharing(structure: Structure, entries: list[LiveLeaf]) -> list[Sharing]:
+    """Where live memory is shared otherwise than the stored one."""
+    starts, _, _ = merge_extents([entry.extent for entry in entries])
+    by_block: dict[int, LiveLeaf] = {}
+    by_run: dict[int, tuple[int, LiveLeaf]] = {}
+    run_of: dict[int, int] = {}
+    found = []
+    for entry, run in zip(entries, starts, strict=True):
+        block = structure.leaves[entry.leaf].block
+        if block < 0 or entry.extent[1] is None:
+            continue
+        first = by_block.setdefault(block, entry)
+        if first is not entry and run_of[block] != run:
+            found.append(Sharing(entry.path, first.path, is_stored=True))
+        run_of.setdefault(block, run)
+        owner, owning = by_run.setdefault(run, (block, entry))
+        if owner != block and entry.extent[4] and owning.extent[4]:
+            found.append(Sharing(entry.path, owning.path, is_stored=False))
+    return found
+
+
+def direct_blocks(structure: Structure, entries: list[LiveLeaf], staged: set[int]) -> dict[int, memoryview]:
+    """Writable live memory by block, for the blocks that are direct; `staged` leaves are needed as values."""
+    members: dict[int, set[int]] = defaultdict(set)
+    for index, leaf in enumerate(structure.leaves):
+        members[leaf.block].add(index)
+    groups: dict[int, list[LiveLeaf]] = defaultdict(list)
+    for entry in entries:
+        groups[structure.leaves[entry.leaf].block].append(entry)
+    direct = {}
+    for block, group in groups.items():
+        if block < 0 or members[block] & staged or members[block] != {entry.leaf for entry in group}:
+            continue
+        base = _common_base(structure, group, structure.blocks[block][0])
+        if base is not None:
+            direct[block] = window(base, structure.blocks[block][0], writable=True)
+    return direct
+
+
+def _common_base(structure: Structure, group: list[LiveLeaf], size: int) -> int | None:
+    """Where the block starts in live memory, if all its leaves agree and one of them covers it."""
+    bases = set()
+    is_covered = False
+    for entry in group:
+        leaf = structure.leaves[entry.leaf]
+        if not _lies_alike(leaf, entry.extent):
+            return None
+        _, low, high, first, is_dense = entry.extent
+        bases.add(first - leaf.offset)
+        is_covered = is_covered or (is_dense and high - low == size and low == first - leaf.offset)
+    return bases.pop() if len(bases) == 1 and is_covered else None
+
+
+def _lies_alike(leaf: Leaf, extent: Any) -> bool:
+    (kind, dtype, shape, strides, _), low = extent[:2]
+    if low is None or low < 0 or low >= DEVICE_BIT:
+        return False
+    return bool(leaf.kind == kind and leaf.dtype == dtype and leaf.shape == shape and leaf.strides == strides)
+
+
+def copy_leaf(live: Any, stored: Any, kind: str) -> float:
+    """Put a staged leaf into a live one of the same shape; the largest change that a cast made (0.0 without one)."""
+    if kind == "numpy":
+        from casckpt.state import _numpy
+
+        return _numpy.copy_into(live, stored)
+    from casckpt.state import _torch
+
+    return _torch.copy_into(live, stored)

@@ -1,0 +1,188 @@
+"""Copies of captured components in reused memory, so that training may go on while they are written.
+
+Two *generations* of buffers alternate; a generation is taken by `stage` and given back by `release`. Buffers grow to
+what is needed and stay: fresh pages cost seven times a warm copy, and are paid once. All blocks of a component in CPU
+memory are copied by one `torch._foreach_copy_` over views that are kept as long as the addresses stay the same: one
+call gives up the GIL once, where a copy per tensor would queue behind every busy Python thread. The views are pieces of
+at most 512 KiB, which torch copies on the calling thread, so that neither the user's thread count nor a busy core
+matters. Without torch, plain memoryview copies do.
+
+A copy is one instant only if nobody writes meanwhile: torch's version counters are compared before and after, and
+samples of the copy with the live memory. What moved is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from casckpt.errors import BusyError, ConcurrentMutationError
+from casckpt.state.blocks import Blocks
+from casckpt.state.capture import Captured, Kept
+from casckpt.state.memory import window
+
+GENERATIONS = 2
+_ALIGNMENT = 64
+_STEP = 8 << 20  # bytes of a device or strided block copied at a time
+_SAMPLE_COUNT, _SAMPLE_SIZE = 64, 512
+
+
+class _Slot:
+    """One component's buffer in one generation, with the views of its last copy."""
+
+    def __init__(self) -> None:
+        self.buffer: Any = None
+        self.address = 0
+        self.capacity = 0
+        self.offsets: list[int] = []
+        self.extents: Any = None  # of the capture that `pairs` was made for
+        self.pairs: Any = None
+
+    def fit(self, captured: Captured) -> None:
+        """Make room, and place every block."""
+        position = 0
+        self.offsets = []
+        for size, _ in captured.structure.blocks:
+            self.offsets.append(position)
+            position += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if position > self.capacity:
+            self.buffer = None  # the old one goes before the new one comes
+            self.buffer, self.address = _allocate(position)
+            self.capacity = position
+
+    def copy(self, captured: Captured) -> None:
+        kept = captured.kept
+        if self.extents is not kept.extents and self.extents != kept.extents:
+            self.fit(captured)
+            self.pairs = None
+        self.extents = kept.extents
+        if self.pairs is None:
+            self.pairs = self._pair(captured)
+        if "torch" in sys.modules:
+            from casckpt.state import _torch
+
+            _torch.copy_pieces(*self.pairs)
+        else:
+            for target, source in zip(*self.pairs, strict=True):
+                target[:] = source
+        for block in captured.blocks.sources:
+            self._copy_stepwise(captured.blocks, block)
+
+    def _pair(self, captured: Captured) -> tuple[list[Any], list[Any]]:
+        blocks = captured.blocks
+        runs = [
+            (self.address + offset, blocks.addresses[block], blocks.size(block))
+            for block, offset in enumerate(self.offsets)
+            if block not in blocks.sources
+        ]
+        if "torch" in sys.modules:
+            from casckpt.state import _torch
+
+            sources = [(address, size) for _, address, size in runs]
+            return _torch.pieces([(to, size) for to, _, size in runs]), _torch.pieces(sources)
+        return [window(to, size, writable=True) for to, _, size in runs], [window(at, size) for _, at, size in runs]
+
+    def _copy_stepwise(self, blocks: Blocks, block: int) -> None:
+        size = blocks.size(block)
+        target = window(self.address + self.offsets[block], size, writable=True)
+        for start in range(0, size, _STEP):
+            stop = min(start + _STEP, size)
+            target[start:stop] = blocks.view(block, start, stop)
+
+    def captured(self, captured: Captured) -> Captured:
+        """The component, backed by this slot."""
+        kept = captured.kept
+        addresses = [self.address + offset for offset in self.offsets]
+        blocks = Blocks(captured.blocks.sizes, addresses, {})
+        held = Kept([self.buffer], kept.extents, kept.plan, {})
+        return Captured(
+            captured.component, captured.structure, captured.structure_bytes, captured.scalars, blocks, held
+        )
+
+
+def _allocate(size: int) -> tuple[Any, int]:
+    """A buffer with all of its pages touched, and its aligned address."""
+    if "torch" in sys.modules:
+        from casckpt.state import _torch
+
+        return _torch.touched_buffer(size)
+    import ctypes
+
+    buffer = bytearray(size + _ALIGNMENT)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return buffer, -(-address // _ALIGNMENT) * _ALIGNMENT
+
+
+class Staging:
+    """Two generations of buffers for copies of captured components. One thread stages at a time.
+
+    Memory: at most twice the state, once two generations have been used.
+    """
+
+    def __init__(self) -> None:
+        self._generations: list[dict[str, _Slot]] = [{} for _ in range(GENERATIONS)]
+        self._taken: list[list[Captured] | None] = [None] * GENERATIONS
+        self._latest = 0
+
+    def stage(self, captured: list[Captured]) -> list[Captured]:
+        """Copy every block; the result is valid until it is given to `release`.
+
+        Cost when warm: about one memcpy of the bytes. The calling thread copies; other Python threads run meanwhile.
+
+        Raises:
+            BusyError: both generations are in use.
+            ConcurrentMutationError: something wrote to the state during the copy; nothing is taken.
+        """
+        number = self._free_generation()
+        slots = self._generations[number]
+        staged = []
+        for one in captured:
+            slot = slots.setdefault(one.component, _Slot())
+            slot.copy(one)
+            staged.append(slot.captured(one))
+        _refuse_moved(captured, staged)
+        for component in slots.keys() - {one.component for one in captured}:
+            del slots[component]
+        self._taken[number] = staged
+        self._latest = number
+        return staged
+
+    def _free_generation(self) -> int:
+        for step in range(1, GENERATIONS + 1):
+            number = (self._latest + step) % GENERATIONS
+            if self._taken[number] is None:
+                return number
+        raise BusyError("both staging buffers hold commits that are still being written. Wait for one of them.")
+
+    def release(self, staged: list[Captured]) -> None:
+        """Give a generation back; the staged components may not be read afterwards."""
+        for number, taken in enumerate(self._taken):
+            if taken is staged:
+                self._taken[number] = None
+
+
+def _refuse_moved(captured: list[Captured], staged: list[Captured]) -> None:
+    moved = [path for one in captured for path in one.moved()]
+    if not moved:
+        pairs = zip(captured, staged, strict=True)
+        moved = [live.component for live, copy in pairs if not _samples_agree(live.blocks, copy.blocks)]
+    if moved:
+        raise ConcurrentMutationError(
+            f"{', '.join(moved[:5])}: changed while being copied. Commit from the thread that owns the state, "
+            "or hold its lock.",
+            paths=moved,
+        )
+
+
+def _samples_agree(live: Blocks, copy: Blocks) -> bool:
+    """Compare up to 64 evenly spread pieces of 512 bytes."""
+    step = max(1, len(live) // _SAMPLE_COUNT)
+    per_block = max(1, _SAMPLE_COUNT // max(len(live), 1))
+    for block in range(0, len(live), step):
+        size = live.size(block)
+        for part in range(per_block):
+            start = (size - _SAMPLE_SIZE) * (part + 1) // (per_block + 1) if size > _SAMPLE_SIZE else 0
+            stop = min(size, start + _SAMPLE_SIZE)
+            if block not in live.sources and live.view(block, start, stop) != copy.view(block, start, stop):
+                return False
+    return True
