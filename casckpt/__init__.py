@@ -1,1 +1,96 @@
-"""casckpt: content-addressed, deduplicating snapshots for reinforcement-learning training."""
+"""casckpt: content-addressed, deduplicating snapshots for reinforcement-learning training.
+
+Three lines in a training loop::
+
+    store = casckpt.open("runs/walker", create=True)
+    report = store.resume_into({"policy": policy, "optimizer": optimizer})
+    store.commit(step, {"policy": policy, "optimizer": optimizer}, metrics={"return": 12.5})
+
+Names are loaded when they are first used: `import casckpt` brings in neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from casckpt.errors import (
+    AlreadyExistsError,
+    BusyError,
+    CasckptError,
+    ConcurrentMutationError,
+    ConfigDriftWarning,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+    OutOfSpaceError,
+    ReadOnlyError,
+    SaveFailedError,
+    StepOrderError,
+    StorageError,
+    StoreWarning,
+    UnsupportedFormatError,
+    UnsupportedStateError,
+)
+
+if TYPE_CHECKING:
+    from casckpt.state.rng import RngState
+    from casckpt.store.background import SaveHandle
+    from casckpt.store.opening import open_store as open
+    from casckpt.store.store import Store
+    from casckpt.store.values import RestoreReport, Snapshot, VerifyReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyExistsError",
+    "BusyError",
+    "CasckptError",
+    "ConcurrentMutationError",
+    "ConfigDriftWarning",
+    "ConflictError",
+    "CorruptionError",
+    "FencedError",
+    "IncompleteError",
+    "InvalidInputError",
+    "MismatchError",
+    "NotFoundError",
+    "OutOfSpaceError",
+    "ReadOnlyError",
+    "RestoreReport",
+    "RngState",
+    "SaveFailedError",
+    "SaveHandle",
+    "Snapshot",
+    "StepOrderError",
+    "StorageError",
+    "Store",
+    "StoreWarning",
+    "UnsupportedFormatError",
+    "UnsupportedStateError",
+    "VerifyReport",
+    "open",
+]
+
+_LAZY = {
+    "RestoreReport": ("casckpt.store.values", "RestoreReport"),
+    "RngState": ("casckpt.state.rng", "RngState"),
+    "SaveHandle": ("casckpt.store.background", "SaveHandle"),
+    "Snapshot": ("casckpt.store.values", "Snapshot"),
+    "Store": ("casckpt.store.store", "Store"),
+    "VerifyReport": ("casckpt.store.values", "VerifyReport"),
+    "open": ("casckpt.store.opening", "open_store"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'casckpt' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value

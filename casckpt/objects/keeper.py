@@ -10,11 +10,12 @@ raises: the index is *stale* until the next `catch_up` succeeds.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
 
-from casckpt.errors import BusyError, CasckptError, CorruptionError, StorageError, StoreWarning
+from casckpt.errors import CasckptError, CorruptionError, StorageError, StoreWarning
 from casckpt.format.entry import Entry
 from casckpt.format.pack import PackRow
 from casckpt.ids import NO_DIGEST, StoreId
@@ -160,6 +161,22 @@ class IndexKeeper:
         with self.kv.read() as txn:
             return read_applied(txn) or Applied(-1, NO_DIGEST, [])
 
+    def mark_damage(self, found: Mapping[bytes, str], *, forget_others: bool = False) -> None:
+        """Remember damaged objects, so that commits store them again; a hint, so failing to write it is no error.
+
+        Args:
+            found: object id → reason.
+            forget_others: a full verification found no other.
+        """
+        if self._read_only:
+            return
+        with contextlib.suppress(CasckptError), self._lock, self.kv.write() as txn:
+            old = [key for key, _ in txn.scan("damage")] if forget_others else []
+            for object_id in old:
+                if object_id not in found:
+                    txn.delete("damage", object_id)
+            txn.put_many("damage", [(object_id, reason[:200].encode()) for object_id, reason in found.items()])
+
     # --- doubt and rebuilding ---
 
     def _is_doubtful(self) -> bool:
@@ -186,20 +203,17 @@ class IndexKeeper:
             if self._read_only:
                 self._use_memory()
                 return
-            try:
-                with self._home.new_generation() as kv:
-                    self._fill(kv)
-            except BusyError:
-                raise
-            except (StorageError, OSError) as error:
-                warnings.warn(
-                    f"the index cannot be written, one in memory is used: {error}", StoreWarning, stacklevel=3
-                )
-                self._use_memory()
+            self.reader.forget_files()
+            kv = self._home.rebuild(self._fill)
+            if kv is not None:
+                self._replace(kv)
                 return
-            self._replace(self._home.open())
-            if self._kv is None:
-                self._use_memory()
+            warnings.warn(
+                f"the index on disk cannot be used, one in memory takes its place: {self._home.reason}",
+                StoreWarning,
+                stacklevel=3,
+            )
+            self._use_memory()
 
     def _use_memory(self) -> None:
         kv = MemoryKv(TABLES)

@@ -33,7 +33,20 @@ def submit(function: Callable[..., R], *arguments: object) -> Future[R]:
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(thread_count(), thread_name_prefix="casckpt")
-        return _pool.submit(function, *arguments)
+        return _submit(_pool, function, arguments)
+
+
+def _submit(executor: ThreadPoolExecutor, function: Callable[..., R], arguments: tuple[object, ...]) -> Future[R]:
+    try:
+        return executor.submit(function, *arguments)
+    except RuntimeError:
+        # The interpreter is exiting and executors take no more work, but a background commit still has to finish.
+        future: Future[R] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result, as an executor would
+            future.set_exception(error)
+        return future
 
 
 def submit_io(function: Callable[..., R], *arguments: object) -> Future[R]:
@@ -42,7 +55,7 @@ def submit_io(function: Callable[..., R], *arguments: object) -> Future[R]:
     with _lock:
         if _io_pool is None:
             _io_pool = ThreadPoolExecutor(2, thread_name_prefix="casckpt-io")
-        return _io_pool.submit(function, *arguments)
+        return _submit(_io_pool, function, arguments)
 
 
 def map_ordered(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Generator[R, None, None]:

@@ -127,6 +127,25 @@ class ObjectReader:
             for _ in results:
                 pass
 
+    def prove_each(
+        self, requests: Sequence[Request], places: Sequence[list[Place]]
+    ) -> list[tuple[ObjectId, CasckptError]]:
+        """Read and hash objects one by one in parallel; returns those that are bad, with the reason."""
+
+        def prove(at: int) -> CasckptError | None:
+            try:
+                self._read_one(requests[at], places[at])
+            except CasckptError as error:
+                return error
+            return None
+
+        order = sorted(range(len(requests)), key=lambda at: places[at][0][:2])
+        results = pool.map_ordered(prove, order, ahead=4 * pool.thread_count())
+        with contextlib.closing(results):
+            return [
+                (requests[at].object_id, error) for at, error in zip(order, results, strict=True) if error is not None
+            ]
+
     def _read_batch(self, batch: list[tuple[Request, list[Place]]]) -> None:
         for request, places in batch:
             try:

@@ -127,14 +127,14 @@ class RngState:
     restore_last = True
 
     def __init__(self, **extra: Any) -> None:
-        self._extra = extra
+        self.extra = extra
         for name, generator in extra.items():
             if kind_of(generator) is None:
                 raise TypeError(f"{name}: {type(generator).__name__} is no random generator that casckpt knows")
 
     def state_dict(self) -> dict[str, Any]:
         """All states, copied."""
-        state: dict[str, Any] = {"python": _python_tree(random.getstate()), "extra": dict(self._extra)}
+        state: dict[str, Any] = {"python": _python_tree(random.getstate()), "extra": dict(self.extra)}
         if "numpy" in sys.modules:
             from casckpt.state import _numpy
 
@@ -152,14 +152,14 @@ class RngState:
             MismatchError: the extra generators have other names or kinds; nothing was changed.
         """
         extra = state["extra"]
-        kinds = {name: kind_of(generator) for name, generator in self._extra.items()}
+        kinds = {name: kind_of(generator) for name, generator in self.extra.items()}
         stored_kinds = {name: kind_of(generator) for name, generator in extra.items()}
         if kinds != stored_kinds:
             raise MismatchError(f"RngState: stored generators {stored_kinds}, live ones {kinds}")
         random.setstate(_python_state(state["python"]))
         for name, generator in extra.items():
             kind = str(kinds[name])
-            put(kind, self._extra[name], tree_of(kind, generator))
+            put(kind, self.extra[name], tree_of(kind, generator))
         if "numpy" in state:
             from casckpt.state import _numpy
 

@@ -1,0 +1,161 @@
+"""Commits on a thread of their own: the caller pays for staging, the thread for everything else.
+
+At most two saves are under way, one being written and one staged behind it; a third waits for the first. A failure is
+never silent: it is raised by the handle's `result()`, and if nobody asked there, by the store's next call and by
+`close()`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from casckpt.errors import BusyError, SaveFailedError
+from casckpt.store.values import Snapshot
+
+IN_FLIGHT_MAX = 2
+
+
+class SaveHandle:
+    """A commit under way.
+
+    Attributes:
+        step: the step being committed.
+        stall_s: seconds that `commit_async` kept the caller.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.stall_s = 0.0
+        self._done = threading.Event()
+        self._snapshot: Snapshot | None = None
+        self._error: BaseException | None = None
+        self._is_reported = False
+
+    def done(self) -> bool:
+        """Whether the commit has ended, well or not."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> Snapshot:
+        """The snapshot, once it is durable.
+
+        Raises:
+            SaveFailedError: the commit failed; `__cause__` says why.
+            BusyError: it is still under way after `timeout` seconds.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise self.failure() from error
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Why the commit failed, or None; waits like `result`."""
+        if not self._done.wait(timeout):
+            raise BusyError(
+                f"the commit of step {self.step} is still under way after {timeout} s. Wait longer.", step=self.step
+            )
+        self._is_reported = True
+        return self._error
+
+    def failure(self) -> SaveFailedError:
+        """The error to raise for a failed save."""
+        self._is_reported = True
+        return SaveFailedError(
+            f"the background commit of step {self.step} failed: {self._error}. The step was not committed.",
+            step=self.step,
+        )
+
+    def _finish(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        self._snapshot, self._error = snapshot, error
+        self._done.set()
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.done() else ("failed" if self._error else "done")
+        return f"<save of step {self.step}: {state}>"
+
+
+class Background:
+    """The saves of one store handle, in order, on one thread that lives while there is work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._queue: list[tuple[SaveHandle, Callable[[], Snapshot]]] = []
+        self._handles: list[SaveHandle] = []
+        self._thread: threading.Thread | None = None
+
+    def make_room(self, timeout_s: float) -> None:
+        """Wait until a save may be staged: fewer than two under way."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while len(self._queue) >= IN_FLIGHT_MAX:
+                if not self._lock.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise BusyError(
+                        f"two background commits are still under way after {timeout_s} s (steps "
+                        f"{[handle.step for handle, _ in self._queue]}). Commit less often or raise lock_timeout_s.",
+                        holder="this handle's background thread",
+                    )
+
+    def start(self, handle: SaveHandle, work: Callable[[], Snapshot]) -> None:
+        with self._lock:
+            self._queue.append((handle, work))
+            self._handles.append(handle)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="casckpt-commit")  # not daemon: exit waits
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._thread = None
+                    return
+                handle, work = self._queue[0]
+            try:
+                handle._finish(work(), None)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits for this save
+                handle._finish(None, error)
+                if not threading.main_thread().is_alive():
+                    print(f"casckpt: {handle.failure()}", file=sys.stderr)  # the interpreter exits: nobody will ask
+            finally:
+                del work
+                with self._lock:
+                    self._queue.pop(0)
+                    self._lock.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for all saves under way."""
+        for handle in self.under_way():
+            if not handle._done.wait(timeout_s):
+                raise BusyError(f"step {handle.step} is still being committed after {timeout_s} s", step=handle.step)
+
+    def under_way(self) -> list[SaveHandle]:
+        with self._lock:
+            return [handle for handle, _ in self._queue]
+
+    def find(self, step: Any) -> SaveHandle | None:
+        """The save under way of a step, if there is one."""
+        return next((handle for handle in self.under_way() if handle.step == step), None)
+
+    def last_step(self) -> int | None:
+        under_way = self.under_way()
+        return under_way[-1].step if under_way else None
+
+    def raise_failures(self) -> None:
+        """Raise the first failure that nobody has seen yet.
+
+        Raises:
+            SaveFailedError: with the failure as `__cause__`.
+        """
+        failed = None
+        with self._lock:
+            for handle in list(self._handles):
+                if handle.done():
+                    self._handles.remove(handle)
+                    if handle._error is not None and not handle._is_reported and failed is None:
+                        failed = handle
+        if failed is not None:
+            raise failed.failure() from failed._error

@@ -1,0 +1,480 @@
+"""State to snapshot: captured components hashed, written, and published as the head of a branch.
+
+A handle stands at a *position*: the snapshot that its next commit continues. While that is the branch's head, the
+commit extends the branch and carries the head it expects; when another writer has moved it, that is a `ConflictError`,
+never a merge. After a resume at another snapshot the commit opens a new branch.
+
+Unchanged data is recognised without a lookup: the chunk ids of the position's components are kept in memory and
+compared place by place. What is reused is only believed while the files that hold it exist with their sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from casckpt.codec import Hint
+from casckpt.digest import digest
+from casckpt.errors import (
+    CasckptError,
+    ConcurrentMutationError,
+    ConflictError,
+    CorruptionError,
+    InvalidInputError,
+    OutOfSpaceError,
+    StepOrderError,
+)
+from casckpt.format import wire
+from casckpt.format.entry import Body, Commit, Entry, Envelope, MetricValue, decode_entry, encode_entry
+from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
+from casckpt.format.record import CONTEXT, MANIFEST, NODE, SNAPSHOT, STRUCTURE, RecordHeader
+from casckpt.format.snapshot import (
+    EXACT,
+    MANIFEST_VERSION,
+    NECESSITIES,
+    SNAPSHOT_VERSION,
+    ComponentRef,
+    Context,
+    Manifest,
+    Snapshot,
+    encode_snapshot,
+)
+from casckpt.ids import ObjectId, SnapshotId, StoreId, WriteId, short
+from casckpt.index.tables import BranchRow, NoteRow
+from casckpt.limits import NODE_FANOUT
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.timeline import Timeline
+from casckpt.objects.writer import ChunkTask, ObjectWriter, Written
+from casckpt.state.capture import Captured
+from casckpt.storage.process import System
+from casckpt.store.catalog import Catalog, PackHealth, describe
+from casckpt.store.values import Snapshot as SnapshotValue
+
+
+@dataclass
+class Position:
+    """Where a handle stands in its run.
+
+    Attributes:
+        branch: the branch of the next commit; a new one when `is_fork`.
+        snapshot: what the next commit continues, None before the first.
+        step: its step.
+        content: the snapshot object itself, kept so that damage to it does not stop the training that made it.
+        is_fork: the next commit opens `branch`.
+        attempts: snapshots that this handle tried to publish without learning the outcome (an interrupt, a failed
+            folder sync): a head among them is this handle's own.
+    """
+
+    branch: str
+    snapshot: SnapshotId | None = None
+    step: int = -1
+    content: Snapshot | None = None
+    is_fork: bool = False
+    attempts: set[bytes] = field(default_factory=set)
+
+
+@dataclass
+class Draft:
+    """What is to be committed."""
+
+    step: int
+    captured: Mapping[str, Captured]
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+    context: Context | None
+    inherit: Sequence[str]
+    drop: Sequence[str]
+    necessity: Mapping[str, str]
+
+
+@dataclass
+class _Known:
+    """A component of the position, as it lies in the store."""
+
+    ref: ComponentRef
+    structure_id: ObjectId
+    scalars_size: int
+    ids: list[ObjectId]
+    structure_bytes: bytes = b""
+    sources: frozenset[tuple[int, int]] | None = None
+
+
+class Committer:
+    """Commits for one store handle; used by one thread at a time."""
+
+    def __init__(
+        self,
+        root: str,
+        store_id: StoreId,
+        system: System,
+        timeline: Timeline,
+        keeper: IndexKeeper,
+        catalog: Catalog,
+        *,
+        run: str,
+        verify: str,
+        chunk_size: int,
+    ) -> None:
+        self._root = root
+        self._store_id = store_id
+        self._system = system
+        self._timeline = timeline
+        self._keeper = keeper
+        self._catalog = catalog
+        self._run = run
+        self._verify = verify
+        self._chunk_size = chunk_size
+        self.position = Position("main")
+        self._known: dict[str, _Known] = {}
+        self._hints: dict[tuple[str, int], Hint] = {}
+
+    def stand_at(self, position: Position) -> None:
+        """Move to another snapshot; nothing is written."""
+        self.position = position
+        self._known = {}
+
+    # --- commit ---
+
+    def commit(self, draft: Draft) -> SnapshotValue:
+        """Publish a draft; see `Store.commit`."""
+        self._keeper.catch_up()
+        self._adopt_attempt()
+        self._check_head(self._head())
+        parent = self._parent()
+        self._check_components(draft, parent)
+        health = self._catalog.pack_health()
+        writer = ObjectWriter(self._root, self._store_id, self._system, health.are_present, verify=self._verify)
+        try:
+            return self._write(draft, parent, writer, health)
+        except OutOfSpaceError as error:
+            error.facts["needed_bytes"] = error.needed_bytes = writer.unwritten_bytes  # type: ignore[attr-defined]
+            raise
+        except CorruptionError as error:
+            raise self._mutation(draft, error) or error from None
+        finally:
+            writer.abort()
+
+    def _write(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, health: PackHealth) -> SnapshotValue:
+        refs: dict[str, ComponentRef] = {}
+        new_bytes: dict[str, int] = {}
+        known: dict[str, _Known] = {}
+        for name, captured in draft.captured.items():
+            known[name], new_bytes[name] = self._add_component(draft, name, captured, parent, writer, health)
+            refs[name] = known[name].ref
+        for name in draft.inherit:
+            assert parent is not None
+            refs[name], known[name] = self._inherited(name, parent, health)
+        context = self._add_context(draft, parent, writer)
+        if parent is not None and draft.step == parent.step:
+            return self._same_step(draft, parent, refs, context)
+        self._check_unmoved(draft)
+        written = writer.publish()
+        entry, snapshot = self._publish(draft, refs, context, written, new_bytes)
+        self._keeper.catch_up_after_commit(entry, written.rows)
+        body = entry.envelope.body
+        assert isinstance(body, Commit)
+        self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
+        self._known = known
+        return describe(entry, body, snapshot, NoteRow({}, {}), is_retired=False)
+
+    def _parent(self) -> Snapshot | None:
+        position = self.position
+        if position.content is None and position.snapshot is not None:
+            position.content = self._catalog.load(position.snapshot)
+        return position.content
+
+    # --- checks ---
+
+    def _head(self) -> BranchRow | None:
+        return self._catalog.branch_row(self._run, self.position.branch)
+
+    def _adopt_attempt(self) -> None:
+        """Take an own earlier attempt that turns out to be published as the position."""
+        for name, row in self._catalog.branch_rows(self._run).items():
+            if row.head in self.position.attempts:
+                self.stand_at(Position(name, SnapshotId(row.head), row.head_step))
+                return
+
+    def _check_head(self, head: BranchRow | None) -> None:
+        position = self.position
+        if position.is_fork or head is None:
+            if head is not None:
+                position.branch = self._free_branch_name(position.branch)
+            return
+        if head.head == (position.snapshot or b""):
+            return
+        writer = self._timeline.read(head.last_seq).envelope
+        raise ConflictError(
+            f"run {self._run!r}, branch {position.branch!r}: its head is step {head.head_step} "
+            f"({short(head.head)}), committed by pid {writer.pid} on host {writer.host!r}; this handle stands at "
+            f"{'step ' + str(position.step) if position.snapshot else 'the beginning'}. Two learners on one branch are "
+            "a mistake: stop one, or give it another run name, or call `resume()` to continue from the new head.",
+            run=self._run,
+            branch=position.branch,
+            step=head.head_step,
+            host=writer.host,
+            pid=writer.pid,
+        )
+
+    def _free_branch_name(self, wanted: str) -> str:
+        names = self._catalog.branch_rows(self._run)
+        return next(name for n in range(2, len(names) + 3) if (name := f"{wanted}-{n}") not in names)
+
+    def _check_components(self, draft: Draft, parent: Snapshot | None) -> None:
+        if parent is not None and draft.step < parent.step:
+            raise StepOrderError(
+                f"run {self._run!r}, branch {self.position.branch!r}: step {draft.step} does not come after "
+                f"{parent.step}. To continue from an earlier step, call `resume({draft.step})` first: the next commit "
+                "then opens a branch.",
+                step=draft.step,
+                parent_step=parent.step,
+            )
+        there = set(parent.components) if parent else set()
+        for option, names in (("inherit", draft.inherit), ("drop", draft.drop)):
+            unknown = sorted(set(names) - there)
+            if unknown:
+                raise InvalidInputError(f"{option}={unknown}: the parent snapshot has no such component", names=unknown)
+            given = sorted(set(names) & set(draft.captured))
+            if given:
+                raise InvalidInputError(f"{option}={given}: also given in the state", names=given)
+        left_out = sorted(there - set(draft.captured) - set(draft.inherit) - set(draft.drop))
+        if left_out:
+            raise InvalidInputError(
+                f"step {draft.step}: the parent snapshot has {left_out}, which this commit neither gives nor names in "
+                "inherit= (kept as of its own step) or drop=. Nothing is left out in silence.",
+                names=left_out,
+            )
+
+    def _check_unmoved(self, draft: Draft) -> None:
+        moved = [path for captured in draft.captured.values() for path in captured.moved()]
+        if moved:
+            raise ConcurrentMutationError(
+                f"step {draft.step}: {', '.join(moved[:5])}{' …' if len(moved) > 5 else ''} changed while the commit "
+                "was reading. Nothing was committed. Commit from the thread that trains, between updates.",
+                paths=moved,
+            )
+
+    def _mutation(self, draft: Draft, error: CorruptionError) -> CasckptError | None:
+        """Tell a disk that lies from memory that moved: the memory no longer hashes to what was to be written."""
+        wanted = getattr(error, "object_id", None)
+        for captured in draft.captured.values() if wanted else ():
+            layout = self._layout(captured)
+            for chunk, size in enumerate(layout.chunk_sizes):
+                if wanted == digest(_read_chunk(captured, layout.parts(chunk), size)):
+                    return None  # the memory still holds it: it was the disk
+        if wanted is None:
+            return None
+        return ConcurrentMutationError(
+            f"step {draft.step}: memory changed while the commit was reading it (what was written is not what was "
+            "hashed, and no memory holds it any more). Nothing was committed. Commit from the thread that trains, "
+            "between updates.",
+            object_id=wanted,
+        )
+
+    # --- components ---
+
+    def _layout(self, captured: Captured) -> Layout:
+        return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
+
+    def _add_component(
+        self,
+        draft: Draft,
+        name: str,
+        captured: Captured,
+        parent: Snapshot | None,
+        writer: ObjectWriter,
+        health: PackHealth,
+    ) -> tuple[_Known, int]:
+        """Store what is new of a component; returns it with the plain bytes that were new."""
+        known = self._trusted(name, parent, health)
+        structure_id = self._add_structure(captured, known, writer)
+        layout = self._layout(captured)
+        is_alike = known is not None and known.structure_id == structure_id and len(known.ids) == layout.chunk_count
+        known_ids: Sequence[ObjectId | None] = known.ids if known and is_alike else [None] * layout.chunk_count
+        tasks = []
+        for chunk, size in enumerate(layout.chunk_sizes):
+            parts = layout.parts(chunk)
+            read = functools.partial(_read_chunk, captured, parts, size)
+            hint = self._hints.setdefault((name, parts[0].block), Hint())
+            tasks.append(ChunkTask(read, size, layout.itemsizes[chunk], known_ids[chunk], hint))
+        results = writer.add_chunks(tasks)
+        ids = [object_id for object_id, _ in results]
+        new = sum(size for size, (_, is_new) in zip(layout.chunk_sizes, results, strict=True) if is_new)
+        necessity = self._necessity(draft, name, parent)
+        if known and is_alike and ids == known.ids and known.scalars_size == len(captured.scalars):
+            ref = ComponentRef(known.ref.manifest, draft.step, captured.logical_bytes, necessity)
+            return _Known(ref, structure_id, known.scalars_size, ids, captured.structure_bytes, known.sources), new
+        manifest = Manifest(
+            MANIFEST_VERSION,
+            structure_id,
+            self._chunk_size,
+            len(captured.scalars),
+            layout.payload_size,
+            layout.chunk_count,
+            _add_nodes(ids, writer),
+        )
+        manifest_id, _ = writer.add(MANIFEST, wire.encode(manifest))
+        ref = ComponentRef(manifest_id, draft.step, captured.logical_bytes, necessity)
+        return _Known(ref, structure_id, len(captured.scalars), ids, captured.structure_bytes), new
+
+    def _trusted(self, name: str, parent: Snapshot | None, health: PackHealth) -> _Known | None:
+        """The component as the parent has it, if every file it lies in is as it should be."""
+        known = self._known.get(name)
+        if known is None and parent is not None and name in parent.components:
+            try:
+                known = self._known[name] = self._load_known(parent.components[name])
+            except CasckptError:
+                return None  # damaged: everything is stored again
+        if known is None:
+            return None
+        if known.sources is None:
+            known.sources = health.sources([ObjectId(known.ref.manifest), known.structure_id, *known.ids])
+        return known if known.sources is not None and health.are_sources_good(known.sources) else None
+
+    def _load_known(self, ref: ComponentRef) -> _Known:
+        manifest = self._catalog.manifest(ref.manifest)
+        ids = self._catalog.chunk_ids(manifest)
+        return _Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids)
+
+    def _add_structure(self, captured: Captured, known: _Known | None, writer: ObjectWriter) -> ObjectId:
+        if known is not None and captured.structure_bytes is known.structure_bytes:
+            return known.structure_id
+        return writer.add(STRUCTURE, captured.structure_bytes)[0]
+
+    def _inherited(self, name: str, parent: Snapshot, health: PackHealth) -> tuple[ComponentRef, _Known]:
+        ref = parent.components[name]
+        known = self._trusted(name, parent, health)
+        if known is None:
+            raise CorruptionError(
+                f"component {name!r} cannot be inherited from step {ref.step}: its data is damaged or missing. "
+                "Give it in the state, or drop it. Run `casckpt verify`.",
+                component=name,
+                step=ref.step,
+            )
+        return ref, known
+
+    def _necessity(self, draft: Draft, name: str, parent: Snapshot | None) -> int:
+        wanted = draft.necessity.get(name)
+        if wanted is not None:
+            return NECESSITIES.index(wanted)
+        old = parent.components.get(name) if parent else None
+        return old.necessity if old else EXACT
+
+    def _add_context(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter) -> bytes:
+        if draft.context is None:
+            return parent.context if parent else b""
+        return writer.add(CONTEXT, wire.encode(draft.context))[0]
+
+    # --- publishing ---
+
+    def _same_step(
+        self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef], context: bytes
+    ) -> SnapshotValue:
+        """A commit of the position's own step: nothing to do when equal, an error when not."""
+        assert self.position.snapshot is not None
+        changed = sorted(
+            name
+            for name in {*refs, *parent.components}
+            if name not in refs
+            or name not in parent.components
+            or refs[name].manifest != parent.components[name].manifest
+        )
+        if changed or (draft.context is not None and context != parent.context):
+            raise StepOrderError(
+                f"run {self._run!r}, branch {self.position.branch!r}: step {draft.step} is committed already, and "
+                f"{changed or 'the config'} differ now. Commit under a later step.",
+                step=draft.step,
+                parent_step=parent.step,
+                changed=changed,
+            )
+        return self._catalog.info(self.position.snapshot)
+
+    def _publish(
+        self,
+        draft: Draft,
+        refs: dict[str, ComponentRef],
+        context: bytes,
+        written: Written,
+        new_bytes: dict[str, int],
+    ) -> tuple[Entry, Snapshot]:
+        """Write the entry under the next free number, re-checking the head each time the number was taken."""
+        while True:
+            head = self._head()
+            self._check_head(head)
+            position = self.position
+            snapshot = Snapshot(
+                SNAPSHOT_VERSION,
+                self._run,
+                position.branch,
+                draft.step,
+                position.snapshot or b"",
+                context,
+                refs,
+            )
+            plain = encode_snapshot(snapshot)
+            snapshot_id = SnapshotId(digest(plain))
+            body = Commit(
+                self._run,
+                position.branch,
+                draft.step,
+                snapshot_id,
+                head.head if head else b"",
+                written.packs,
+                draft.metrics,
+                draft.labels,
+                {name: size for name, size in new_bytes.items() if size},
+            )
+            header = RecordHeader(
+                kind=SNAPSHOT,
+                codec=0,
+                codec_version=1,
+                object_id=ObjectId(snapshot_id),
+                plain_size=len(plain),
+                stored_size=len(plain),
+                payload_check=snapshot_id[:16],
+            )
+            position.attempts.add(snapshot_id)
+            entry = self.append(body, [*written.inline, (header, plain)])
+            if entry is not None:
+                return entry, snapshot
+
+    def append(self, body: Body, records: Sequence[tuple[RecordHeader, bytes]] = ()) -> Entry | None:
+        """Try to publish an entry under the next number; None when another writer took it (now applied)."""
+        applied = self._keeper.applied()
+        seq = applied.seq + 1
+        envelope = Envelope(
+            WriteId(self._system.random_bytes(16)),
+            applied.digest,
+            self._system.time_ns(),
+            self._system.host,
+            self._system.pid(),
+            body,
+        )
+        encoded = encode_entry(seq, self._store_id, envelope, list(records))
+        if self._timeline.append(seq, encoded, is_verified=self._verify != "off"):
+            return decode_entry(encoded, seq, f"timeline entry {seq}")
+        if self._keeper.catch_up() < seq:
+            self._keeper.rebuild()  # the number is taken by something that is no entry: list, and step over it
+        return None
+
+
+def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> bytes:
+    """What goes into a manifest's `ids`: the ids, or those of nodes that hold them."""
+    if len(ids) <= NODE_FANOUT:
+        return b"".join(ids)
+    return b"".join(writer.add(NODE, b"".join(ids[at : at + NODE_FANOUT]))[0] for at in range(0, len(ids), NODE_FANOUT))
+
+
+def _read_chunk(captured: Captured, parts: Sequence[Part], size: int) -> memoryview:
+    """The plain bytes of a chunk: a view where it is one run of memory, else put together."""
+    if len(parts) == 1 and parts[0].block != SCALARS:
+        return captured.blocks.view(*parts[0])
+    out = memoryview(bytearray(size))
+    at = 0
+    scalars = memoryview(captured.scalars)
+    for block, start, stop in parts:
+        piece = scalars[start:stop] if block == SCALARS else captured.blocks.view(block, start, stop)
+        out[at : at + stop - start] = piece
+        at += stop - start
+    return out

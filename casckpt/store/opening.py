@@ -1,0 +1,167 @@
+"""`casckpt.open`: find or make a store, and check that this release may touch it."""
+
+from __future__ import annotations
+
+import os
+
+from casckpt.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from casckpt.format.document import (
+    FORMAT_VERSION,
+    StoreDocument,
+    decode_document,
+    encode_document,
+    unknown_features,
+)
+from casckpt.format.entry import Create, Envelope, decode_entry, encode_entry
+from casckpt.ids import NO_DIGEST, StoreId, WriteId
+from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, ENTRY_SIZE_MAX, LOCK_TIMEOUT_S
+from casckpt.objects.timeline import Timeline
+from casckpt.objects.writer import VERIFY_MODES
+from casckpt.storage.fs import FileSystem, read_file
+from casckpt.storage.process import System
+from casckpt.store.store import Store
+
+DOCUMENT = "casckpt.json"
+_DOCUMENT_SIZE_MAX = 1 << 20
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    create: bool = False,
+    read_only: bool = False,
+    run: str = "main",
+    *,
+    verify: str = "reread",
+    chunk_size: int = CHUNK_SIZE,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    system: System | None = None,
+) -> Store:
+    """Open the store in folder `path`.
+
+    Args:
+        path: the store's folder, on a local disk or a network file system.
+        create: make the store when there is none. Without it, a path without a store is an error, so that a typing
+            mistake never starts a training afresh.
+        read_only: promise to write nothing; works on read-only media and full disks.
+        run: name of the training. Runs in one store share content; steps, branches and "latest" are each run's own.
+        verify: what a commit proves before it publishes: "reread" (default) reads new packs back through a fresh
+            descriptor, which catches wrong writes; "media" first asks the kernel to drop its cache, so that the bytes
+            come from the device; "off" trusts the kernel.
+        chunk_size: bytes per chunk, for a store that is being made.
+        lock_timeout_s: how long any lock is waited for before `BusyError`.
+        system: clock, randomness and file system, for tests.
+
+    Cost: constant in the length of the history while the index is trusted; after a reboot, a copy or any doubt the
+    index is rebuilt from the timeline and the packs' tables.
+
+    Raises:
+        NotFoundError: no store there, and `create` is false.
+        UnsupportedFormatError: the store needs a feature that this release does not know.
+        CorruptionError: both copies of the store's document are damaged.
+        StorageError: the file system refuses.
+    """
+    if verify not in VERIFY_MODES:
+        raise InvalidInputError(f"verify={verify!r}: expected one of {', '.join(VERIFY_MODES)}")
+    if not CHUNK_SIZE_MIN <= chunk_size <= CHUNK_SIZE_MAX or chunk_size % CHUNK_SIZE_MIN:
+        raise InvalidInputError(
+            f"chunk_size={chunk_size}: expected a multiple of {CHUNK_SIZE_MIN} up to {CHUNK_SIZE_MAX}"
+        )
+    if create and read_only:
+        raise InvalidInputError("create=True and read_only=True contradict each other")
+    root = os.path.abspath(os.fspath(path))
+    system = system or System()
+    document = find_document(system.file_system, root)
+    if document is None:
+        if not create:
+            raise NotFoundError(f"{root}: no store here. Check the path, or pass create=True to make one.", path=root)
+        document = _create(root, system, chunk_size)
+    unknown = unknown_features(document, "read")
+    if unknown:
+        raise UnsupportedFormatError(
+            f"store {root} needs {unknown}, which this release does not know. Upgrade casckpt.", features=unknown
+        )
+    return Store(root, document, system, run=run, read_only=read_only, verify=verify, lock_timeout_s=lock_timeout_s)
+
+
+def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
+    """The store's document, from casckpt.json or from timeline entry 0; None when there is no store.
+
+    Raises:
+        CorruptionError: there is a store, and both copies are damaged.
+        UnsupportedFormatError: a newer format.
+    """
+    first: Exception | None = None
+    try:
+        return decode_document(read_file(fs, f"{root}/{DOCUMENT}", _DOCUMENT_SIZE_MAX), f"{root}/{DOCUMENT}")
+    except FileNotFoundError:
+        pass
+    except (CorruptionError, StorageError) as error:
+        first = error
+    origin = Timeline(root, StoreId(bytes(16)), System(file_system=fs))
+    try:
+        entry = decode_entry(read_file(fs, origin.path(0), ENTRY_SIZE_MAX), 0, "timeline entry 0")
+    except FileNotFoundError:
+        if first is None and not fs.list(f"{root}/timeline"):
+            return None
+    except (CorruptionError, StorageError) as error:
+        first = first or error
+    else:
+        if isinstance(entry.envelope.body, Create):
+            return decode_document(entry.envelope.body.document, "timeline entry 0")
+    raise CorruptionError(
+        f"{root}: {DOCUMENT} and its copy in timeline entry 0 are both missing or damaged ({first}). Copy {DOCUMENT} "
+        "back from a backup: any copy of this store has the same one.",
+        path=root,
+    ) from first
+
+
+def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
+    """Make an empty store: folders, then entry 0, then casckpt.json. Whoever links entry 0 first decides."""
+    from casckpt import __version__
+
+    fs = system.file_system
+    others = [name for name in fs.list(root) if name not in ("tmp", "packs", "timeline")]
+    if others:
+        raise AlreadyExistsError(
+            f"{root}: the folder is not empty and holds no store (found {', '.join(others[:3])}). Choose a new folder.",
+            path=root,
+        )
+    os.makedirs(os.path.dirname(root), exist_ok=True)
+    for folder in (root, f"{root}/tmp", f"{root}/packs", f"{root}/timeline"):
+        fs.make_folder(folder)
+    fs.sync_folder(root)
+    document = StoreDocument(
+        FORMAT_VERSION, system.random_bytes(16).hex(), f"casckpt {__version__}", chunk_size=chunk_size
+    )
+    encoded = encode_document(document)
+    store_id = StoreId(bytes.fromhex(document.store_id))
+    envelope = Envelope(
+        WriteId(system.random_bytes(16)), NO_DIGEST, system.time_ns(), system.host, system.pid(), Create(encoded)
+    )
+    timeline = Timeline(root, store_id, system)
+    if not timeline.append(0, encode_entry(0, store_id, envelope, [])):
+        found = find_document(fs, root)  # another process made the store in this moment
+        assert found is not None
+        return found
+    _write_document(fs, root, system, encoded)
+    fs.sync_folder(os.path.dirname(root))
+    return document
+
+
+def _write_document(fs: FileSystem, root: str, system: System, encoded: bytes) -> None:
+    temporary = system.temporary_path(root)
+    file = fs.create(temporary)
+    try:
+        file.write([encoded], 0)
+        file.sync()
+    finally:
+        file.close()
+    fs.rename(temporary, f"{root}/{DOCUMENT}")
+    fs.sync_folder(root)

@@ -1,0 +1,290 @@
+"""Snapshot to state: chunks read straight into memory that is handed out, or into live objects.
+
+A restore is a pure read; it moves no handle. Everything is checked before memory is allocated from a stored number:
+the structure's layout must be the one that the manifest counts, and every chunk must have the size that the layout
+gives it.
+
+Into live objects, `atomic` reads and hashes everything once before the first target is touched, and then streams it in;
+without it each target is written as the data comes, and an error says which leaves were touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from casckpt.errors import (
+    CasckptError,
+    CorruptionError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+)
+from casckpt.format.layout import SCALARS, Layout, plan_layout
+from casckpt.format.snapshot import ComponentRef, Manifest
+from casckpt.format.structure import Structure, decode_structure, leaf_places, opaque_paths
+from casckpt.ids import ObjectId, SnapshotId, short
+from casckpt.index.tables import Place
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.reader import Request
+from casckpt.state.build import Assembly
+from casckpt.state.target import Target, mismatch
+from casckpt.store.catalog import Catalog
+
+
+@dataclass
+class Stored:
+    """A component as it lies in the store, checked and ready to be read."""
+
+    name: str
+    ref: ComponentRef
+    manifest: Manifest
+    structure: Structure
+    layout: Layout
+    ids: list[ObjectId]
+    places: list[list[Place]]
+
+    def opaque_paths(self) -> list[str]:
+        return opaque_paths(self.structure, self.name)
+
+    def paths_in(self, chunk: int) -> list[str]:
+        """The leaf paths whose bytes lie in a chunk, for messages."""
+        blocks = {part.block for part in self.layout.parts(chunk)}
+        leaves = {index for index, leaf in enumerate(self.structure.leaves) if leaf.block in blocks}
+        return [
+            place.path
+            for place in leaf_places(self.structure, self.name)
+            if (place.leaf in leaves if place.leaf is not None else SCALARS in blocks)
+        ]
+
+
+class Restorer:
+    """Restores for one store handle. Thread-safe: it holds nothing between calls."""
+
+    def __init__(self, keeper: IndexKeeper, catalog: Catalog) -> None:
+        self._keeper = keeper
+        self._catalog = catalog
+
+    def components(self, snapshot_id: SnapshotId, only: Sequence[str] | None) -> tuple[list[Stored], dict[str, Any]]:
+        """The wanted components, and for those wanted in part the leaf paths.
+
+        Raises:
+            NotFoundError: `only` names something that is not in the snapshot.
+        """
+        snapshot = self._catalog.load(snapshot_id)
+        wanted: dict[str, list[str] | None] = dict.fromkeys(snapshot.components) if only is None else {}
+        for path in only or ():
+            name = max((n for n in snapshot.components if path == n or path.startswith(n + "/")), key=len, default=None)
+            if name is None:
+                raise NotFoundError(
+                    f"{path!r} is no component of step {snapshot.step} and no leaf in one; it has "
+                    f"{sorted(snapshot.components)}. `casckpt show` lists the leaves.",
+                    path=path,
+                )
+            if path == name:
+                wanted[name] = None
+            elif wanted.get(name, []) is not None:
+                wanted[name] = [*(wanted.get(name) or []), path]
+        return [self.load(name, snapshot.components[name]) for name in wanted], wanted
+
+    def load(self, name: str, ref: ComponentRef) -> Stored:
+        """Read and check everything of a component but its data.
+
+        Raises:
+            CorruptionError, IncompleteError, NotFoundError: with `component`.
+        """
+        try:
+            manifest = self._catalog.manifest(ref.manifest)
+            structure = decode_structure(self._keeper.reader.read(ObjectId(manifest.structure)))
+            ids = self._catalog.chunk_ids(manifest)
+            _check_sizes(structure, manifest)
+            layout = plan_layout(structure.blocks, manifest.scalars_size, manifest.chunk_size)
+            if layout.chunk_count != len(ids) or layout.payload_size != manifest.plain_size:
+                raise CorruptionError(
+                    f"manifest {short(ref.manifest)}: {len(ids)} chunks, its structure has {layout.chunk_count}"
+                )
+            places = self._keeper.reader.locate(ids)
+            for object_id, size, found in zip(ids, layout.chunk_sizes, places, strict=True):
+                if found and found[0].plain_size != size:
+                    raise CorruptionError(
+                        f"chunk {short(object_id)}: {found[0].plain_size} bytes, the structure needs {size}",
+                        object_id=object_id,
+                    )
+        except CasckptError as error:
+            error.facts["component"] = error.component = name  # type: ignore[attr-defined]
+            raise type(error)(f"component {name!r}: {error.message}", **error.facts) from error
+        return Stored(name, ref, manifest, structure, layout, ids, places)
+
+    def read(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
+        """Fill blocks of components; block SCALARS is the scalar block.
+
+        Raises:
+            CorruptionError, IncompleteError, NotFoundError: with `component`, `paths` and `object_id`.
+        """
+        requests: list[Request] = []
+        places: list[list[Place]] = []
+        owners: list[tuple[Stored, int]] = []
+        for stored, blocks in wanted:
+            for chunk, pieces in _pieces(stored, blocks).items():
+                requests.append(Request(stored.ids[chunk], stored.layout.chunk_sizes[chunk], pieces, len(owners)))
+                places.append(stored.places[chunk])
+                owners.append((stored, chunk))
+        self._read(requests, places, owners)
+
+    def prove(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
+        """Read and hash every chunk that a later `read` needs, keeping nothing."""
+        requests: list[Request] = []
+        places: list[list[Place]] = []
+        owners: list[tuple[Stored, int]] = []
+        for stored, blocks in wanted:
+            chunks = {span.chunk for block in blocks for span in stored.layout.spans(block)}
+            for chunk in sorted(chunks):
+                requests.append(Request(stored.ids[chunk], stored.layout.chunk_sizes[chunk], (), len(owners)))
+                places.append(stored.places[chunk])
+                owners.append((stored, chunk))
+        self._read(requests, places, owners)
+
+    def _read(self, requests: list[Request], places: list[list[Place]], owners: list[tuple[Stored, int]]) -> None:
+        try:
+            self._keeper.reader.read_many(requests, places)
+        except CasckptError as error:
+            tag = error.facts.pop("request_tag", None)
+            if tag is None:
+                raise
+            stored, chunk = owners[tag]
+            paths = stored.paths_in(chunk)
+            shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+            facts = {**error.facts, "component": stored.name, "paths": paths, "object_id": stored.ids[chunk]}
+            raise type(error)(
+                f"component {stored.name!r} ({shown}), chunk {short(stored.ids[chunk])}: {error.message}", **facts
+            ) from error
+
+    # --- as values ---
+
+    def values(
+        self, snapshot_id: SnapshotId, only: Sequence[str] | None, device: Any, *, allow_pickle: bool
+    ) -> dict[str, Any]:
+        """Components as new objects; see `Store.restore`."""
+        found, wanted = self.components(snapshot_id, only)
+        assemblies = [Assembly(each.structure, each.name, only=wanted[each.name], device=device) for each in found]
+        scalars = [bytearray(each.manifest.scalars_size) for each in found]
+        self.read(
+            [
+                (stored, {**assembly.blocks, SCALARS: memoryview(buffer)})
+                for stored, assembly, buffer in zip(found, assemblies, scalars, strict=True)
+            ]
+        )
+        return {
+            stored.name: assembly.tree(bytes(buffer), allow_pickle=allow_pickle)
+            for stored, assembly, buffer in zip(found, assemblies, scalars, strict=True)
+        }
+
+    # --- into live objects ---
+
+    def into(
+        self,
+        targets: Mapping[str, Any],
+        snapshot_id: SnapshotId,
+        *,
+        strict: bool,
+        atomic: bool,
+        cast: bool,
+        allow_pickle: bool,
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        """Fill live objects; see `Store.restore_into`. Returns facts per component, and casts."""
+        snapshot = self._catalog.load(snapshot_id)
+        unknown = sorted(set(targets) - set(snapshot.components))
+        if unknown:
+            raise MismatchError(
+                f"step {snapshot.step} has no component {unknown}; it has {sorted(snapshot.components)}. "
+                "Restore under the names that were committed.",
+                missing=unknown,
+            )
+        stored = {name: self.load(name, snapshot.components[name]) for name in targets}
+        live = self._match(targets, stored, strict=strict, cast=cast)
+        scalars = self._scalars(stored)
+        for name, target in live.items():
+            target.check(scalars[name], allow_pickle)
+        if atomic:
+            self.prove([(stored[name], target.blocks) for name, target in live.items()])
+        try:
+            self.read([(stored[name], target.blocks) for name, target in live.items()])
+            for name in sorted(live, key=lambda name: live[name].restore_last):
+                live[name].finish(scalars[name], allow_pickle)
+        except CasckptError as error:
+            touched = [path for target in live.values() for path in _touched(target)]
+            raise IncompleteError(
+                f"the restore stopped half way: {error.message} {len(touched)} leaves may hold new values "
+                f"({', '.join(touched[:4])}{' …' if len(touched) > 4 else ''}). Restore again, from another step if "
+                "need be, before these objects are used.",
+                touched=touched,
+                **{key: value for key, value in error.facts.items() if key != "touched"},
+            ) from error
+        facts = {
+            name: {
+                "step": stored[name].ref.step,
+                "manifest": stored[name].ref.manifest.hex(),
+                "bytes": stored[name].manifest.plain_size,
+                "leaf_count": len(stored[name].structure.leaves),
+            }
+            for name in live
+        }
+        return facts, {cast.path: cast.max_change for target in live.values() for cast in target.casts}
+
+    def _scalars(self, stored: Mapping[str, Stored]) -> dict[str, bytes]:
+        """The scalar blocks: small, and needed before anything is touched."""
+        buffers = {name: bytearray(each.manifest.scalars_size) for name, each in stored.items()}
+        self.read([(each, {SCALARS: memoryview(buffers[name])}) for name, each in stored.items()])
+        return {name: bytes(buffer) for name, buffer in buffers.items()}
+
+    def _match(
+        self,
+        targets: Mapping[str, Any],
+        stored: Mapping[str, Stored],
+        *,
+        strict: bool,
+        cast: bool,
+    ) -> dict[str, Target]:
+        """Compare all targets with what is stored; every difference of every component in one error."""
+        live = {
+            name: Target(name, target, stored[name].structure, strict=strict, cast=cast)
+            for name, target in targets.items()
+        }
+        differences = [difference for target in live.values() for difference in target.differences]
+        if differences:
+            raise mismatch(differences)
+        return live
+
+
+def _check_sizes(structure: Structure, manifest: Manifest) -> None:
+    """Before a layout is computed from them: block sizes must add up to what the manifest says."""
+    total = sum(size for size, _ in structure.blocks) + manifest.scalars_size
+    if total != manifest.plain_size:
+        raise CorruptionError(f"manifest counts {manifest.plain_size} bytes, its structure {total}")
+
+
+def _pieces(stored: Stored, memory: Mapping[int, memoryview]) -> dict[int, list[tuple[int, memoryview]]]:
+    """For each chunk that is needed, which parts of it go where."""
+    pieces: dict[int, list[tuple[int, memoryview]]] = {}
+    for block, view in memory.items():
+        for chunk, offset, start, size in stored.layout.spans(block):
+            pieces.setdefault(chunk, []).append((offset, view[start : start + size]))
+    return pieces
+
+
+def _touched(target: Target) -> list[str]:
+    """Leaves that may hold new values: those streamed into, and those already copied."""
+    direct = [path for paths in target.direct_paths.values() for path in paths]
+    return list(dict.fromkeys([*direct, *target.leaf_paths_touched]))
+
+
+def check_consistent(is_mixed: bool, allow_mixed: bool, what: str) -> None:
+    """Refuse a mixed snapshot that was not asked for."""
+    if is_mixed and not allow_mixed:
+        raise InvalidInputError(
+            f"{what} is mixed: its exact components were captured at different steps (`casckpt show` lists them). "
+            "Pass allow_mixed=True if you want that.",
+            what=what,
+        )

@@ -1,0 +1,876 @@
+"""The store handle: the public face of everything below.
+
+A handle belongs to one run and to the process that opened it. Its methods may be called from several threads: commits
+take turns, reads run beside them. `restore` and everything that lists are pure reads; only `commit` and
+`resume` move the handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from casckpt.errors import (
+    AlreadyExistsError,
+    BusyError,
+    ConfigDriftWarning,
+    CorruptionError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+    ReadOnlyError,
+    StepOrderError,
+    StoreWarning,
+    UnsupportedFormatError,
+)
+from casckpt.format.document import StoreDocument, unknown_features
+from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
+from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES
+from casckpt.format.snapshot import Context as ContextObject
+from casckpt.ids import SnapshotId, StoreId, short
+from casckpt.index.lifecycle import IndexHome
+from casckpt.index.tables import TABLES, name_key
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.timeline import Timeline
+from casckpt.state.capture import Captured, capture
+from casckpt.state.peek import next_draws
+from casckpt.state.staging import Staging
+from casckpt.storage.process import System
+from casckpt.store.background import Background, SaveHandle
+from casckpt.store.catalog import Catalog, TimelineView, check_name, check_step
+from casckpt.store.commit import Committer, Draft, Position
+from casckpt.store.compare import Diff, compare
+from casckpt.store.restore import Restorer, check_consistent
+from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
+from casckpt.store.usage import measure
+from casckpt.store.values import Branch, Context, RestoreReport, Snapshot, Stats, VerifyReport
+from casckpt.store.verify import Progress, Verifier
+
+
+class Store:
+    """A snapshot store opened for one run. Made by `casckpt.open`; a context manager."""
+
+    def __init__(
+        self,
+        root: str,
+        document: StoreDocument,
+        system: System,
+        *,
+        run: str,
+        read_only: bool,
+        verify: str,
+        lock_timeout_s: float,
+    ) -> None:
+        self.path = root
+        self.run = check_name(run, "run")
+        self.is_read_only = read_only
+        self.store_id = StoreId(bytes.fromhex(document.store_id))
+        self.document = document
+        self._system = system
+        self._lock_timeout_s = lock_timeout_s
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._holder = ""
+        self._is_closed = False
+        self._timeline = Timeline(root, self.store_id, system)
+        home = IndexHome(root, self.store_id, TABLES, read_only=read_only)
+        self._keeper = IndexKeeper(root, self.store_id, self._timeline, home, read_only=read_only)
+        self._catalog = Catalog(root, self._timeline, self._keeper)
+        self._restorer = Restorer(self._keeper, self._catalog)
+        self._committer = Committer(
+            root,
+            self.store_id,
+            system,
+            self._timeline,
+            self._keeper,
+            self._catalog,
+            run=run,
+            verify=verify,
+            chunk_size=document.chunk_size,
+        )
+        self._background = Background()
+        self._staging: Staging | None = None
+        self._captured: dict[str, Captured] = {}
+        self._drift_seen: set[bytes] = set()
+        self._keeper.open()
+        self._stand_at_head()
+
+    # --- commit ---
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, MetricValue] | None = None,
+        labels: Mapping[str, str] | None = None,
+        config: Any = None,
+        schema_version: int | None = None,
+        inherit: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        necessity: Mapping[str, str] | None = None,
+        allow_pickle: bool = False,
+    ) -> Snapshot:
+        """Make an immutable snapshot of `state` at `step`; it is durable when this returns.
+
+        Args:
+            step: an integer after the parent snapshot's step.
+            state: component name → a Checkpointable (has `state_dict()`) or a plain tree of dicts, lists, tuples,
+                scalars, numpy arrays, torch tensors and random generators.
+            metrics: name → number or text; they can be added later with `annotate`.
+            labels: name → text.
+            config: anything JSON-like, kept with its digest; when it differs from the parent's, a
+                `ConfigDriftWarning` names the items. None keeps the parent's.
+            schema_version: version of the state's own layout; None keeps the parent's (1 at first).
+            inherit: components of the parent to keep as of their own step.
+            drop: components of the parent to leave out from now on.
+            necessity: component → "exact" (default), "reloadable" or "droppable"; kept by later commits.
+            allow_pickle: store what nothing else represents as a marked pickle, which only a restore with the same
+                option reads.
+
+        Cost: one hash of the state; writing what no earlier snapshot has; at least two fsyncs. A step that is
+        committed already with equal content is not written again; its new metrics are added.
+
+        Others see the snapshot when it is whole and durable, and nothing before.
+
+        Raises:
+            StepOrderError: the step does not come after its parent's.
+            ConflictError: another writer moved this branch.
+            InvalidInputError: a component of the parent is neither given nor in `inherit` or `drop`, or an argument
+                is wrong.
+            UnsupportedStateError: a leaf cannot be stored; `path` names it.
+            ConcurrentMutationError: a tensor changed while it was read.
+            OutOfSpaceError, StorageError: nothing was committed; `needed_bytes` says what was left to write.
+            SaveFailedError: an earlier `commit_async` failed and nobody had asked.
+        """
+        with self._writing("commit"):
+            self._background.wait()
+            self._background.raise_failures()
+            draft = self._draft(
+                step, state, metrics, labels, config, schema_version, inherit, drop, necessity, allow_pickle
+            )
+            try:
+                return self._commit(draft)
+            finally:
+                _release(draft.captured)
+
+    def commit_async(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, MetricValue] | None = None,
+        labels: Mapping[str, str] | None = None,
+        config: Any = None,
+        schema_version: int | None = None,
+        inherit: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        necessity: Mapping[str, str] | None = None,
+        allow_pickle: bool = False,
+    ) -> SaveHandle:
+        """Copy `state` aside and commit the copy in the background; arguments as for `commit`.
+
+        When this returns, the state may change: the values committed are those of the call. Nothing is durable
+        before the handle's `result()` returns. Two saves may be under way; a third waits for the first.
+
+        Cost for the caller: one copy of the state into buffers that are kept for the next call (`stall_s`).
+
+        Raises:
+            SaveFailedError: an earlier background commit failed and nobody had asked.
+            ConcurrentMutationError: a tensor changed while it was copied.
+            Otherwise as `commit`, as far as it shows before writing.
+        """
+        started = time.perf_counter()
+        with self._writing("commit_async", wait=False):
+            self._background.raise_failures()
+            self._check_step_after(check_step(step), self._background.last_step())
+            self._background.make_room(self._lock_timeout_s)
+            draft = self._draft(
+                step, state, metrics, labels, config, schema_version, inherit, drop, necessity, allow_pickle
+            )
+            if self._staging is None:
+                self._staging = Staging()
+            try:
+                staged = self._staging.stage(list(draft.captured.values()))
+            finally:
+                _release(draft.captured)
+            draft.captured = dict(zip(draft.captured, staged, strict=True))
+            handle = SaveHandle(draft.step)
+            self._background.start(handle, functools.partial(self._commit_staged, draft, staged))
+            handle.stall_s = time.perf_counter() - started
+            return handle
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for all background commits.
+
+        Raises:
+            SaveFailedError: one of them failed and nobody had asked.
+            BusyError: one is still under way after `timeout_s`.
+        """
+        self._check_usable()
+        self._background.wait(timeout_s)
+        self._background.raise_failures()
+
+    def _commit_staged(self, draft: Draft, staged: list[Captured]) -> Snapshot:
+        assert self._staging is not None
+        try:
+            with self._locked("background commit"):
+                return self._commit(draft)
+        finally:
+            self._staging.release(staged)
+
+    def _commit(self, draft: Draft) -> Snapshot:
+        before = self._committer.position.snapshot
+        snapshot = self._committer.commit(draft)
+        if before is not None and snapshot.id == before.hex():  # the step was there already, with equal content
+            return self._annotate(before, draft.metrics, draft.labels)
+        return snapshot
+
+    def _draft(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, MetricValue] | None,
+        labels: Mapping[str, str] | None,
+        config: Any,
+        schema_version: int | None,
+        inherit: Sequence[str],
+        drop: Sequence[str],
+        necessity: Mapping[str, str] | None,
+        allow_pickle: bool,
+    ) -> Draft:
+        """Arguments checked, and the state captured."""
+        number = check_step(step)
+        if not isinstance(state, Mapping):
+            raise InvalidInputError(
+                f"state: expected a mapping of component name to its state, got {type(state).__name__}. "
+                "Write `{'policy': policy, 'optimizer': optimizer}`."
+            )
+        if isinstance(inherit, str) or isinstance(drop, str):
+            raise InvalidInputError("inherit= and drop= take a list of component names")
+        if not state and not inherit:
+            raise InvalidInputError(f"step {number}: the state is empty")
+        for name, value in (necessity or {}).items():
+            if value not in NECESSITIES:
+                raise InvalidInputError(f"necessity[{name!r}]={value!r}: expected one of {NECESSITIES}")
+        captured = {}
+        for name, value in state.items():
+            previous = self._captured.get(check_name(name, "component"))
+            captured[name] = capture(name, value, allow_pickle=allow_pickle, previous=previous)
+        self._captured = captured
+        return Draft(
+            number,
+            captured,
+            plain_metrics(metrics or {}),
+            plain_labels(labels or {}),
+            self._context_object(config, schema_version),
+            tuple(inherit),
+            tuple(drop),
+            dict(necessity or {}),
+        )
+
+    def _context_object(self, config: Any, schema_version: int | None) -> ContextObject | None:
+        """The context of a new snapshot; None to keep the parent's."""
+        position = self._committer.position
+        parent = self._catalog.context(position.snapshot) if position.snapshot else None
+        environment = _environment()
+        encoded = plain_config(config) if config is not None else None
+        if parent is None:
+            return ContextObject(CONTEXT_VERSION, schema_version or 1, encoded or b"", environment)
+        old = plain_config(parent.config) if parent.config is not None else b""
+        if encoded is not None and old and encoded != old and encoded not in self._drift_seen:
+            self._drift_seen.add(encoded)
+            items = changed_items(parent.config, msgspec.json.decode(encoded))
+            warnings.warn(
+                f"config differs from step {position.step}: {'; '.join(items)}", ConfigDriftWarning, stacklevel=4
+            )
+        return ContextObject(
+            CONTEXT_VERSION,
+            parent.schema_version if schema_version is None else schema_version,
+            old if encoded is None else encoded,
+            environment,
+        )
+
+    def _check_step_after(self, step: int, last: int | None) -> None:
+        if last is not None and step <= last:
+            raise StepOrderError(
+                f"step {step} does not come after {last}, whose background commit is under way", step=step
+            )
+
+    # --- restore ---
+
+    def restore(
+        self,
+        ref: Any = "latest",
+        *,
+        only: Sequence[str] | None = None,
+        device: Any = None,
+        allow_mixed: bool = False,
+        allow_pickle: bool = False,
+        schema_version: int | None = None,
+    ) -> dict[str, Any]:
+        """A snapshot's state as new objects, every byte verified. A pure read: the handle does not move.
+
+        Args:
+            ref: see `snapshot`.
+            only: component names or leaf paths (`policy/0.weight`); None for all.
+            device: where tensors go; None for the CPU, where arrays always stay.
+            allow_mixed: accept components of different steps.
+            allow_pickle: run the pickles of opaque leaves. Only for stores that you trust.
+            schema_version: what the caller's code expects; refuse anything else.
+
+        Returns:
+            Component name → its tree. What was committed as a Checkpointable comes as what its `state_dict()` gave.
+            Nothing in it shares memory with the store.
+
+        Raises:
+            NotFoundError, InvalidInputError: `ref` or `only` means nothing, or a mixed snapshot.
+            CorruptionError, IncompleteError: names component, leaves and chunk.
+            UnsupportedStateError: an opaque leaf without `allow_pickle`.
+        """
+        self._check_usable()
+        snapshot_id, _ = self._choose(ref, allow_mixed, schema_version)
+        with self._noting_damage():
+            return self._restorer.values(snapshot_id, _listed(only), device, allow_pickle=allow_pickle)
+
+    def restore_into(
+        self,
+        targets: Mapping[str, Any],
+        ref: Any = "latest",
+        *,
+        strict: bool = True,
+        atomic: bool = True,
+        cast: bool = False,
+        allow_mixed: bool = False,
+        allow_pickle: bool = False,
+        schema_version: int | None = None,
+    ) -> RestoreReport:
+        """Fill live objects from a snapshot, in place: parameters keep their identity. The handle does not move.
+
+        Random streams are restored last.
+
+        Args:
+            targets: component name → live object (module, optimizer, tree of tensors, `RngState`, …).
+            strict: names, shapes and dtypes must agree exactly.
+            atomic: read and verify everything before the first target is touched (two passes over the data).
+            cast: allow another dtype; the report gives the largest change per leaf.
+            Others as for `restore`.
+
+        Raises:
+            MismatchError: stored and live differ; all differences are listed, nothing was touched.
+            IncompleteError: it stopped half way; `touched` lists the leaves that may hold new values.
+            Otherwise as `restore`, with nothing touched when `atomic`.
+        """
+        self._check_usable()
+        snapshot_id, skipped = self._choose(ref, allow_mixed, schema_version)
+        return self._restore_into(targets, snapshot_id, skipped, strict, atomic, cast, allow_pickle)
+
+    def resume(
+        self,
+        ref: Any = "latest",
+        *,
+        only: Sequence[str] | None = None,
+        device: Any = None,
+        branch: str | None = None,
+        allow_mixed: bool = False,
+        allow_pickle: bool = False,
+        schema_version: int | None = None,
+    ) -> dict[str, Any] | None:
+        """`restore`, and move this handle: the next commit continues from that snapshot.
+
+        When it is not the head of its branch, the next commit opens a branch, named `branch` or after the step; the
+        line that is left stays addressable.
+
+        Returns:
+            The state; None for a fresh start, which only a provably new run gives (see `resume_into`).
+        """
+        with self._writing("resume"):
+            self._drain()
+            found = self._find_start(ref, allow_mixed, schema_version)
+            if found is None:
+                return None
+            with self._noting_damage():
+                state = self._restorer.values(found[0], _listed(only), device, allow_pickle=allow_pickle)
+            self._move_to(found[0], branch)
+            return state
+
+    def resume_into(
+        self,
+        targets: Mapping[str, Any],
+        ref: Any = "latest",
+        *,
+        strict: bool = True,
+        atomic: bool = True,
+        cast: bool = False,
+        branch: str | None = None,
+        allow_mixed: bool = False,
+        allow_pickle: bool = False,
+        schema_version: int | None = None,
+    ) -> RestoreReport:
+        """`restore_into`, and move this handle: the next commit continues from that snapshot.
+
+        With `strict`, every component of the snapshot needs a target, so that nothing starts over in silence.
+
+        Returns:
+            A report that prints as one screen. `is_fresh` is true when nothing of this run is in the store and
+            nothing in the store is damaged or missing; then no target was touched.
+
+        Raises:
+            IncompleteError: the run has no readable snapshot, but something in the store is damaged or missing.
+            Otherwise as `restore_into`.
+        """
+        with self._writing("resume_into"):
+            self._drain()
+            found = self._find_start(ref, allow_mixed, schema_version)
+            if found is None:
+                return RestoreReport(None)
+            if strict:
+                self._check_all_given(found[0], targets)
+            report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
+            self._move_to(found[0], branch)
+            return report
+
+    def _restore_into(
+        self,
+        targets: Mapping[str, Any],
+        snapshot_id: SnapshotId,
+        skipped: Sequence[str],
+        strict: bool,
+        atomic: bool,
+        cast: bool,
+        allow_pickle: bool,
+    ) -> RestoreReport:
+        with self._noting_damage():
+            facts, casts = self._restorer.into(
+                targets, snapshot_id, strict=strict, atomic=atomic, cast=cast, allow_pickle=allow_pickle
+            )
+        snapshot = self._catalog.info(snapshot_id)
+        draws = {name: value for target in targets.values() for name, value in next_draws(target).items()}
+        left = tuple(sorted(set(snapshot.components) - set(targets)))
+        return RestoreReport(snapshot, facts, left, tuple(skipped), casts, draws)
+
+    def _check_all_given(self, snapshot_id: SnapshotId, targets: Mapping[str, Any]) -> None:
+        left = sorted(set(self._catalog.load(snapshot_id).components) - set(targets))
+        if left:
+            raise MismatchError(
+                f"the snapshot also has {left}, for which no target is given; they would start over in silence. Give "
+                "them, or pass strict=False.",
+                differences=[(name, "a component", "no target") for name in left],
+            )
+
+    def _choose(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> tuple[SnapshotId, list[str]]:
+        """The snapshot for a restore, and newer ones that were passed over."""
+        pending = self._background.find(ref)
+        if pending is not None:
+            pending.result()
+        self._keeper.catch_up()
+        skipped: list[str] = []
+        if ref == "latest":
+            snapshot_id, skipped = self._latest(allow_mixed)
+        else:
+            snapshot_id = self._catalog.resolve(ref, self.run, self._committer.position.branch)
+            row = self._catalog.row(snapshot_id)
+            check_consistent(row.is_mixed, allow_mixed, f"step {row.step} ({short(snapshot_id)})")
+        if schema_version is not None:
+            found = self._catalog.context(snapshot_id).schema_version
+            if found != schema_version:
+                raise MismatchError(
+                    f"snapshot {short(snapshot_id)} has schema version {found}, this code expects {schema_version}. "
+                    "Restore it with the code that wrote it, or migrate the state yourself and commit it anew.",
+                    expected=schema_version,
+                    found=found,
+                )
+        return snapshot_id, skipped
+
+    def _latest(self, allow_mixed: bool) -> tuple[SnapshotId, list[str]]:
+        """The newest whole consistent snapshot of the current branch, and why newer ones were passed over.
+
+        Raises:
+            NotFoundError: the run has none at all.
+            IncompleteError: it has some, and none of them will do.
+        """
+        skipped: list[str] = []
+        health = self._catalog.pack_health()
+        for snapshot_id in self._view(None).ids(reverse=True):
+            row = self._catalog.row(snapshot_id)
+            if row.is_mixed and not allow_mixed:
+                skipped.append(f"step {row.step} ({short(snapshot_id)}) is mixed")
+                continue
+            problem = self._catalog.find_problem(snapshot_id, health)
+            if problem is None:
+                if skipped:
+                    warnings.warn(
+                        f"'latest' is step {row.step}; passed over: {'; '.join(skipped)}", StoreWarning, stacklevel=4
+                    )
+                return snapshot_id, skipped
+            skipped.append(f"step {row.step} ({short(snapshot_id)}) is not whole: {problem}")
+        if skipped:
+            raise IncompleteError(
+                f"run {self.run!r}: no snapshot can be restored as 'latest': {'; '.join(skipped[:5])}. "
+                "Run `casckpt verify`.",
+                skipped=skipped,
+            )
+        raise NotFoundError(f"run {self.run!r} has no snapshot{self._doubt_hint()}. Run `casckpt log --all-runs`.")
+
+    def _find_start(
+        self, ref: Any, allow_mixed: bool, schema_version: int | None
+    ) -> tuple[SnapshotId, list[str]] | None:
+        """Where to resume; None for a provably new run."""
+        if ref == "latest" and not self._catalog.branch_rows(self.run):
+            self._keeper.catch_up()
+            if not self._catalog.branch_rows(self.run):
+                doubts = self._doubts()
+                if doubts:
+                    raise IncompleteError(
+                        f"run {self.run!r} has no readable snapshot, but this store is damaged or incomplete: "
+                        f"{'; '.join(doubts[:3])}. It is not certain that this is a fresh start. Run `casckpt verify`.",
+                        doubts=doubts,
+                    )
+                return None
+        return self._choose(ref, allow_mixed, schema_version)
+
+    def _doubts(self) -> list[str]:
+        bad = [entry.reason for entry in self._catalog.bad_entries()]
+        return bad + [f"pack {row.pack_id.hex()} is missing or short" for row in self._catalog.pending_packs()]
+
+    def _doubt_hint(self) -> str:
+        return f" ({len(self._doubts())} files of the store are damaged or missing)" if self._doubts() else ""
+
+    def _move_to(self, snapshot_id: SnapshotId, branch: str | None) -> None:
+        snapshot = self._catalog.load(snapshot_id)
+        rows = self._catalog.branch_rows(self.run)
+        if branch is not None:
+            check_name(branch, "branch")
+            if branch in rows:
+                raise AlreadyExistsError(f"run {self.run!r} has a branch {branch!r}. Choose another name.", name=branch)
+        head = rows.get(snapshot.branch)
+        if snapshot.run == self.run and branch is None and head is not None and head.head == snapshot_id:
+            position = Position(snapshot.branch, snapshot_id, snapshot.step, snapshot)
+        else:
+            base = branch or f"{snapshot.branch}-{snapshot.step}"
+            name = base if base not in rows else next(n for i in range(2, 10**9) if (n := f"{base}-{i}") not in rows)
+            position = Position(name, snapshot_id, snapshot.step, snapshot, is_fork=True)
+        self._committer.stand_at(position)
+
+    def _stand_at_head(self) -> None:
+        branch = self._catalog.current_branch(self.run)
+        row = self._catalog.branch_row(self.run, branch)
+        if row is None:
+            self._committer.stand_at(Position(branch))
+        else:
+            self._committer.stand_at(Position(branch, SnapshotId(row.head), row.head_step))
+
+    # --- looking ---
+
+    @property
+    def branch(self) -> str:
+        """The branch that this handle stands on, or will open with its next commit."""
+        return self._committer.position.branch
+
+    @property
+    def step(self) -> int | None:
+        """The step that the next commit continues; None before the first."""
+        position = self._committer.position
+        return position.step if position.snapshot is not None else None
+
+    def timeline(self, branch: str | None = None, *, all_runs: bool = False) -> Sequence[Snapshot]:
+        """Snapshots of a branch (default: the current one) and its ancestors, oldest first, without retired ones.
+
+        `timeline()[-1]` costs the same in a long history as in a short one. With `all_runs`, every snapshot of every
+        run and branch in the order of publication.
+        """
+        self._check_usable()
+        self._keeper.catch_up()
+        if all_runs:
+            return [self._catalog.info(each) for each in self._all_ids() if not self._catalog.row(each).is_retired]
+        return self._view(branch)
+
+    def _view(self, branch: str | None) -> TimelineView:
+        name = branch or self._committer.position.branch
+        line = self._catalog.line(self.run, name)
+        if not line and branch is not None:
+            raise NotFoundError(f"run {self.run!r} has no branch {branch!r}. Run `casckpt log`.", branch=branch)
+        if not line and self._committer.position.snapshot is not None:
+            # About to open a branch: its line is the one that it forks from.
+            parent = self._catalog.load(self._committer.position.snapshot)
+            stop = self._committer.position.step
+            line = [(n, min(s, stop)) for n, s in self._catalog.line(parent.run, parent.branch)]
+        return TimelineView(self._catalog, self._keeper, line)
+
+    def _all_ids(self) -> list[SnapshotId]:
+        with self._keeper.kv.read() as txn:
+            ids = [SnapshotId(key) for key, _ in txn.scan("snaps")]
+        return sorted(ids, key=lambda each: self._catalog.row(each).seq)
+
+    def steps(self) -> list[int]:
+        """Committed steps of the current branch and its ancestors, ascending."""
+        self._check_usable()
+        self._keeper.catch_up()
+        return self._view(None).steps()
+
+    def snapshot(self, ref: Any = "latest") -> Snapshot:
+        """One snapshot.
+
+        Args:
+            ref: a step of the current branch and its ancestors (int); "latest" (newest whole consistent one), a tag,
+                a branch (its head), "branch@step", or a snapshot id or a prefix of at least 8 hex digits.
+
+        Raises:
+            NotFoundError, InvalidInputError: nothing or several things are meant.
+        """
+        self._check_usable()
+        self._keeper.catch_up()
+        if ref == "latest":
+            return self._catalog.info(self._latest(allow_mixed=False)[0])
+        return self._catalog.info(self._resolve(ref))
+
+    def context(self, ref: Any = "latest") -> Context:
+        """Schema version, config and library versions recorded with a snapshot."""
+        return self._catalog.context(SnapshotId(bytes.fromhex(self.snapshot(ref).id)))
+
+    def _resolve(self, ref: Any) -> SnapshotId:
+        return self._catalog.resolve(ref, self.run, self._committer.position.branch)
+
+    def runs(self) -> list[str]:
+        """Names of all runs in this store."""
+        self._check_usable()
+        self._keeper.catch_up()
+        return self._catalog.runs()
+
+    def branches(self) -> list[Branch]:
+        """This run's branches."""
+        self._check_usable()
+        self._keeper.catch_up()
+        return self._catalog.branches(self.run, self._catalog.current_branch(self.run))
+
+    def tags(self) -> dict[str, str]:
+        """This run's tags: name → snapshot id."""
+        self._check_usable()
+        self._keeper.catch_up()
+        return self._catalog.tags(self.run)
+
+    def diff(self, a: Any, b: Any) -> Diff:
+        """What differs between two snapshots, by component and leaf. Equal components are not read."""
+        first, second = (SnapshotId(bytes.fromhex(self.snapshot(ref).id)) for ref in (a, b))
+        return compare(self._catalog, self._restorer, first, second)
+
+    def stats(self) -> Stats:
+        """Sizes of the whole store. Lists its folders."""
+        self._check_usable()
+        self._keeper.catch_up()
+        return measure(self.path, self._timeline, self._keeper, self._catalog, self._all_ids())
+
+    def opaque_leaves(self, ref: Any = "latest") -> list[str]:
+        """Paths of the leaves of a snapshot that are stored as pickles."""
+        found, _ = self._restorer.components(SnapshotId(bytes.fromhex(self.snapshot(ref).id)), None)
+        return [path for stored in found for path in stored.opaque_paths()]
+
+    # --- timeline entries other than commits ---
+
+    def tag(self, name: str, ref: Any = "latest") -> Snapshot:
+        """Give a snapshot a name of its own; a tag keeps what it names through any retention.
+
+        Raises:
+            AlreadyExistsError: the name is a tag or branch of this run already.
+        """
+        check_name(name, "tag")
+        with self._writing("tag"):
+            snapshot = self.snapshot(ref)
+            with self._keeper.kv.read() as txn:
+                is_taken = txn.get("tags", name_key(self.run, name)) is not None
+            if is_taken or name in self._catalog.branch_rows(self.run):
+                raise AlreadyExistsError(f"run {self.run!r}: {name!r} is a tag or a branch already", name=name)
+            self._append(Tag(self.run, name, bytes.fromhex(snapshot.id)))
+            return snapshot
+
+    def untag(self, name: str) -> None:
+        """Take a tag away."""
+        with self._writing("untag"):
+            if name not in self.tags():
+                raise NotFoundError(f"run {self.run!r} has no tag {name!r}", name=name)
+            self._append(Tag(self.run, name, b""))
+
+    def annotate(
+        self,
+        ref: Any,
+        *,
+        metrics: Mapping[str, MetricValue] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Snapshot:
+        """Add metrics and labels to a snapshot; later values of a name win. Its id does not change."""
+        with self._writing("annotate"):
+            pending = self._background.find(ref)
+            if pending is not None:
+                pending.result()
+            snapshot = self.snapshot(ref)
+            return self._annotate(
+                SnapshotId(bytes.fromhex(snapshot.id)), plain_metrics(metrics or {}), plain_labels(labels or {})
+            )
+
+    def _annotate(self, snapshot_id: SnapshotId, metrics: dict[str, MetricValue], labels: dict[str, str]) -> Snapshot:
+        if metrics or labels:
+            self._append(Annotate(snapshot_id, metrics, labels))
+        return self._catalog.info(snapshot_id)
+
+    def retire(self, ref: Any) -> Snapshot:
+        """Hide a snapshot from listings and from "latest". Nothing is deleted here; its id still restores."""
+        with self._writing("retire"):
+            self._keeper.catch_up()
+            snapshot_id = self._resolve(ref)
+            if self._catalog.row(snapshot_id).is_retired:
+                return self._catalog.info(snapshot_id)
+            self._append(Retire(snapshot_id))
+            return self._catalog.info(snapshot_id)
+
+    def _append(self, body: Annotate | Tag | Retire) -> None:
+        while True:
+            self._keeper.catch_up()
+            entry = self._committer.append(body)
+            if entry is not None:
+                self._keeper.catch_up_after_commit(entry, {})
+                return
+
+    # --- health ---
+
+    def verify(self, *, read_data: bool = True, progress: Progress | None = None) -> VerifyReport:
+        """Look for damage; `report.ok` says whether there is none.
+
+        Args:
+            read_data: read and hash every object (costs reading the store); otherwise only what files and tables say.
+            progress: called with (objects done, objects in all).
+
+        Damage found is remembered in the index, so that later commits store such objects again.
+        """
+        self._check_usable()
+        self._keeper.catch_up()
+        report = Verifier(self._timeline, self._keeper, self._catalog).run(
+            self._all_ids(), read_data=read_data, progress=progress
+        )
+        self._keeper.mark_damage(
+            {bytes.fromhex(each.object_id): each.message for each in report.problems if each.kind == "corrupt"},
+            forget_others=read_data,
+        )
+        return report
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        """Remember objects that turn out damaged while reading, whatever becomes of the read."""
+        try:
+            yield
+        except CorruptionError as error:
+            object_id = error.facts.get("object_id")
+            if object_id is not None:
+                self._keeper.mark_damage({bytes(object_id): error.message})
+            raise
+
+    # --- life ---
+
+    def close(self) -> None:
+        """Finish background commits and let go of everything.
+
+        Raises:
+            SaveFailedError: a background commit failed and nobody had asked. The store is closed all the same.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        try:
+            self._background.wait()
+            self._background.raise_failures()
+        finally:
+            self._is_closed = True
+            self._keeper.close()
+            self._staging = None
+            self._captured = {}
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<casckpt store {self.path!r}, run {self.run!r}, branch {self.branch!r}, step {self.step}>"
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise InvalidInputError(f"store {self.path}: this handle is closed. Open it again.", path=self.path)
+        if os.getpid() != self._pid:
+            raise InvalidInputError(
+                f"store {self.path}: this handle belongs to process {self._pid}, this is {os.getpid()}. Open the store "
+                "again in the child process.",
+                path=self.path,
+            )
+
+    @contextlib.contextmanager
+    def _writing(self, what: str, *, wait: bool = True) -> Iterator[None]:
+        self._check_usable()
+        if self.is_read_only:
+            raise ReadOnlyError(f"store {self.path} is open read-only: {what} is not possible", path=self.path)
+        unknown = unknown_features(self.document, "write")
+        if unknown:
+            raise UnsupportedFormatError(
+                f"store {self.path} needs {unknown} for writing, which this release does not know. Upgrade casckpt.",
+                features=unknown,
+            )
+        if not wait:
+            yield
+            return
+        self._background.wait()
+        with self._locked(what):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, what: str) -> Iterator[None]:
+        if not self._lock.acquire(timeout=self._lock_timeout_s):
+            raise BusyError(
+                f"store {self.path}: this handle is busy with {self._holder} after {self._lock_timeout_s} s. Use one "
+                "handle per thread, or wait.",
+                holder=self._holder,
+            )
+        before, self._holder = self._holder, f"{what} in thread {threading.current_thread().name!r}"
+        try:
+            yield
+        finally:
+            self._holder = before
+            self._lock.release()
+
+    def _drain(self) -> None:
+        self._background.wait()
+        self._background.raise_failures()
+
+
+def _release(captured: Mapping[str, Captured]) -> None:
+    """Let go of the user's objects; what is needed to recognise their structure stays."""
+    for each in captured.values():
+        each.release()
+
+
+def _listed(only: Sequence[str] | None) -> Sequence[str] | None:
+    if isinstance(only, str):
+        raise InvalidInputError(f"only={only!r}: expected a list of names. Write `only=[{only!r}]`.")
+    return only
+
+
+def _environment() -> dict[str, str]:
+    """Versions of what takes part in making a state."""
+    from casckpt import __version__
+
+    versions = {"casckpt": __version__, "python": sys.version.split()[0]}
+    for name in ("numpy", "torch", "gymnasium"):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", ""))
+    return versions

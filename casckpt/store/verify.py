@@ -1,0 +1,177 @@
+"""Damage found and named: which objects are bad or missing, and which steps and components need them.
+
+Without reading data: every timeline entry is decoded and its link checked, every object of every snapshot must have a
+place in a file of the right size. With it, every reachable object is read, decoded and hashed.
+Nothing is repaired here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from casckpt.errors import CasckptError, IncompleteError, NotFoundError, UnsupportedFormatError
+from casckpt.format.structure import decode_structure
+from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.reader import Request
+from casckpt.objects.timeline import Timeline
+from casckpt.store.catalog import Catalog, PackHealth
+from casckpt.store.values import Problem, VerifyReport
+
+Progress = Callable[[int, int], None]
+_OBJECTS_PER_READ = 4096
+User = tuple[str, str, int, str, str]
+
+
+@dataclass
+class _Found:
+    """Objects reachable from the snapshots, and who needs them: object → manifests → (snapshot, component)."""
+
+    manifests: dict[ObjectId, list[User]] = field(default_factory=dict)
+    owners: dict[ObjectId, set[ObjectId]] = field(default_factory=dict)  # object → manifests that reach it
+    problems: list[Problem] = field(default_factory=list)
+
+    def users(self, object_id: ObjectId) -> tuple[User, ...]:
+        direct = self.manifests.get(object_id, [])
+        through = (user for owner in self.owners.get(object_id, ()) for user in self.manifests[owner])
+        return tuple(sorted({*direct, *through}))
+
+
+class Verifier:
+    """One verification of a whole store."""
+
+    def __init__(self, timeline: Timeline, keeper: IndexKeeper, catalog: Catalog) -> None:
+        self._timeline = timeline
+        self._keeper = keeper
+        self._catalog = catalog
+
+    def run(self, snapshots: Sequence[SnapshotId], *, read_data: bool, progress: Progress | None) -> VerifyReport:
+        """Check the timeline and everything that `snapshots` reach."""
+        found = _Found()
+        found.problems += self._timeline_problems()
+        for snapshot_id in snapshots:
+            self._add_snapshot(snapshot_id, found)
+        health = self._catalog.pack_health()
+        for manifest in found.manifests:
+            self._add_manifest(manifest, found)
+        object_ids = sorted({*found.manifests, *found.owners})
+        bad = self._missing(object_ids, found, health)
+        read_bytes = 0
+        if read_data:
+            good = [object_id for object_id in object_ids if object_id not in bad]
+            read_bytes = self._read_all(good, found, progress)
+        return VerifyReport(tuple(found.problems), len(snapshots), len(object_ids), read_bytes, read_data)
+
+    def _timeline_problems(self) -> list[Problem]:
+        problems = [Problem("timeline", entry.reason) for entry in self._catalog.bad_entries()]
+        known_bad = {entry.seq for entry in self._catalog.bad_entries()}
+        previous = NO_DIGEST
+        for seq in range(self._keeper.applied().seq + 1):
+            if seq in known_bad:
+                previous = self._timeline.link_digest(seq)
+                continue
+            try:
+                entry = self._timeline.read(seq)
+            except CasckptError as error:
+                problems.append(Problem("timeline", error.message))
+                previous = self._timeline.link_digest(seq)
+                continue
+            link = entry.envelope.previous
+            if seq and link != previous and link != NO_DIGEST:
+                problems.append(
+                    Problem(
+                        "timeline",
+                        f"timeline entry {seq} links to {short(link)}, but entry {seq - 1} is {short(previous)}: the "
+                        "older one was changed after the newer was written. Compare with another copy of this store.",
+                    )
+                )
+            previous = entry.digest
+        for pending in self._catalog.pending_packs():
+            state = "is missing" if pending.found_size < 0 else f"had {pending.found_size} bytes"
+            problems.append(
+                Problem(
+                    "incomplete",
+                    f"pack {pending.pack_id.hex()} (of timeline entry {pending.seq}) {state}. If a copy of this store "
+                    "is under way, wait for it and open again; otherwise its objects are lost unless listed elsewhere.",
+                )
+            )
+        return problems
+
+    def _add_snapshot(self, snapshot_id: SnapshotId, found: _Found) -> None:
+        try:
+            snapshot = self._catalog.load(snapshot_id)
+        except UnsupportedFormatError:
+            raise
+        except CasckptError as error:
+            row = self._catalog.row(snapshot_id)
+            message = f"snapshot {short(snapshot_id)} of step {row.step} (timeline entry {row.seq}): {error.message}"
+            found.problems.append(Problem("corrupt", message, snapshot_id.hex()))
+            return
+        where = (snapshot.run, snapshot.branch, snapshot.step)
+        for name, ref in snapshot.components.items():
+            found.manifests.setdefault(ObjectId(ref.manifest), []).append((*where, name, snapshot_id.hex()))
+
+    def _add_manifest(self, address: ObjectId, found: _Found) -> None:
+        try:
+            manifest = self._catalog.manifest(address)
+            for node in self._catalog.node_ids(manifest):
+                found.owners.setdefault(node, set()).add(address)
+            for object_id in (ObjectId(manifest.structure), *self._catalog.chunk_ids(manifest)):
+                found.owners.setdefault(object_id, set()).add(address)
+        except CasckptError as error:
+            self._report(found, ObjectId(error.facts.get("object_id", address)), error, address)
+            return
+        try:
+            decode_structure(self._keeper.reader.read(ObjectId(manifest.structure)))
+        except CasckptError as error:
+            self._report(found, ObjectId(manifest.structure), error, address)
+
+    def _report(self, found: _Found, object_id: ObjectId, error: CasckptError, owner: ObjectId | None = None) -> None:
+        if any(problem.object_id == object_id.hex() for problem in found.problems):
+            return
+        if owner is not None and owner != object_id:
+            found.owners.setdefault(object_id, set()).add(owner)
+        kind = "missing" if isinstance(error, IncompleteError | NotFoundError) else "corrupt"
+        users = found.users(object_id)
+        found.problems.append(Problem(kind, f"{error.message} {describe_users(users)}", object_id.hex(), users))
+
+    def _missing(self, ids: Sequence[ObjectId], found: _Found, health: PackHealth) -> set[ObjectId]:
+        bad = set()
+        for object_id, is_present in zip(ids, health.are_present(ids, trust_marks=False), strict=True):
+            if not is_present:
+                bad.add(object_id)
+                reason = health.first_problem([object_id]) or "no place of it is there"
+                self._report(found, object_id, IncompleteError(f"{reason}."))
+        return bad
+
+    def _read_all(self, ids: Sequence[ObjectId], found: _Found, progress: Progress | None) -> int:
+        """Read every object; one bad object does not hide the others."""
+        done = 0
+        for start in range(0, len(ids), _OBJECTS_PER_READ):
+            batch = ids[start : start + _OBJECTS_PER_READ]
+            places = self._keeper.reader.locate(batch)
+            pairs = [(each, where) for each, where in zip(batch, places, strict=True) if where]
+            requests = [Request(each, where[0].plain_size, (), at) for at, (each, where) in enumerate(pairs)]
+            for object_id, error in self._keeper.reader.prove_each(requests, [where for _, where in pairs]):
+                self._report(found, object_id, error)
+            done += sum(request.size for request in requests)
+            if progress is not None:
+                progress(min(start + _OBJECTS_PER_READ, len(ids)), len(ids))
+        return done
+
+
+def describe_users(users: Iterable[User]) -> str:
+    """Who needs a damaged object, for people."""
+    users = list(users)
+    if not users:
+        return "No listed snapshot needs it."
+    by_component: dict[tuple[str, str, str], list[int]] = {}
+    for run, branch, step, component, _ in users:
+        by_component.setdefault((run, branch, component), []).append(step)
+    parts = []
+    for (run, branch, component), steps in sorted(by_component.items())[:6]:
+        span = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps from {min(steps)} to {max(steps)}"
+        parts.append(f"component {component!r} of {run}/{branch} {span}")
+    more = f" and {len(by_component) - 6} more" if len(by_component) > 6 else ""
+    return f"Needed by {'; '.join(parts)}{more}."
