@@ -35,7 +35,7 @@ for _name, _examples, _derandomize in (("quick", 30, True), ("full", 150, True),
 settings.load_profile(os.environ.get("CASCKPT_HYPOTHESIS_PROFILE", "full" if os.environ.get("CI") else "quick"))
 
 JOIN_TIMEOUT_S = 5.0
-POOL_THREAD_PREFIX = "casckpt_"  # the one pool of a process, which lives as long as the process
+POOL_THREAD_PREFIXES = ("casckpt_", "casckpt-io_")  # the pools of a process, which live as long as the process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,7 +75,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 def leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread, an open file or a child process behind.
 
-    Threads get JOIN_TIMEOUT_S to end; casckpt's own pool stays. Open files are counted again after a garbage
+    Threads get JOIN_TIMEOUT_S to end; casckpt's own pools stay. Open files are counted again after a garbage
     collection. The helper processes of multiprocessing live as long as the interpreter by design and are not counted;
     nor are pipes, which those share.
     """
@@ -90,7 +90,7 @@ def leaves_nothing_running() -> Iterator[None]:
 
 
 def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if not thread.name.startswith(POOL_THREAD_PREFIX)}
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(POOL_THREAD_PREFIXES)}
 
 
 def _ends(thread: threading.Thread) -> bool:
