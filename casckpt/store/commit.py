@@ -11,7 +11,7 @@ compared place by place. What is reused is only believed while the files that ho
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from casckpt.codec import Hint
@@ -26,7 +26,7 @@ from casckpt.errors import (
     StepOrderError,
 )
 from casckpt.format import wire
-from casckpt.format.entry import Body, Commit, Entry, Envelope, MetricValue, decode_entry, encode_entry
+from casckpt.format.entry import Body, Commit, Entry, Envelope, decode_entry, encode_entry
 from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
 from casckpt.format.record import CONTEXT, MANIFEST, NODE, SNAPSHOT, STRUCTURE, RecordHeader
 from casckpt.format.snapshot import (
@@ -38,6 +38,7 @@ from casckpt.format.snapshot import (
     Context,
     Manifest,
     Snapshot,
+    decode_context,
     encode_snapshot,
 )
 from casckpt.ids import ObjectId, SnapshotId, StoreId, WriteId, short
@@ -49,6 +50,7 @@ from casckpt.objects.writer import ChunkTask, ObjectWriter, Written
 from casckpt.state.capture import Captured
 from casckpt.storage.process import System
 from casckpt.store.catalog import Catalog, PackHealth, describe
+from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
 
 
@@ -72,20 +74,6 @@ class Position:
     content: Snapshot | None = None
     is_fork: bool = False
     attempts: set[bytes] = field(default_factory=set)
-
-
-@dataclass
-class Draft:
-    """What is to be committed."""
-
-    step: int
-    captured: Mapping[str, Captured]
-    metrics: dict[str, MetricValue]
-    labels: dict[str, str]
-    context: Context | None
-    inherit: Sequence[str]
-    drop: Sequence[str]
-    necessity: Mapping[str, str]
 
 
 @dataclass
@@ -128,6 +116,7 @@ class Committer:
         self.position = Position("main")
         self._known: dict[str, _Known] = {}
         self._hints: dict[tuple[str, int], Hint] = {}
+        self._context: tuple[bytes, Context] | None = None
 
     def stand_at(self, position: Position) -> None:
         """Move to another snapshot; nothing is written."""
@@ -167,7 +156,7 @@ class Committer:
             refs[name], known[name] = self._inherited(name, parent, health)
         context = self._add_context(draft, parent, writer)
         if parent is not None and draft.step == parent.step:
-            return self._same_step(draft, parent, refs, context)
+            return self._same_step(draft, parent, refs)
         self._check_unmoved(draft)
         written = writer.publish()
         entry, snapshot = self._publish(draft, refs, context, written, new_bytes)
@@ -183,6 +172,17 @@ class Committer:
         if position.content is None and position.snapshot is not None:
             position.content = self._catalog.load(position.snapshot)
         return position.content
+
+    def context(self) -> Context | None:
+        """The context of the position; None before the first commit."""
+        parent = self._parent()
+        address = parent.context if parent else b""
+        if not address:
+            return None
+        if self._context is None or self._context[0] != address:
+            plain = self._keeper.reader.read(ObjectId(address))
+            self._context = address, decode_context(plain, f"context {short(address)}")
+        return self._context[1]
 
     # --- checks ---
 
@@ -362,15 +362,15 @@ class Committer:
         return old.necessity if old else EXACT
 
     def _add_context(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter) -> bytes:
-        if draft.context is None:
-            return parent.context if parent else b""
-        return writer.add(CONTEXT, wire.encode(draft.context))[0]
+        if parent is not None and self._context is not None and self._context == (parent.context, draft.context):
+            return parent.context
+        address, _ = writer.add(CONTEXT, wire.encode(draft.context))
+        self._context = address, draft.context
+        return address
 
     # --- publishing ---
 
-    def _same_step(
-        self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef], context: bytes
-    ) -> SnapshotValue:
+    def _same_step(self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef]) -> SnapshotValue:
         """A commit of the position's own step: nothing to do when equal, an error when not."""
         assert self.position.snapshot is not None
         changed = sorted(
@@ -380,10 +380,10 @@ class Committer:
             or name not in parent.components
             or refs[name].manifest != parent.components[name].manifest
         )
-        if changed or (draft.context is not None and context != parent.context):
+        if changed:
             raise StepOrderError(
                 f"run {self._run!r}, branch {self.position.branch!r}: step {draft.step} is committed already, and "
-                f"{changed or 'the config'} differ now. Commit under a later step.",
+                f"{changed} differ now. Commit under a later step.",
                 step=draft.step,
                 parent_step=parent.step,
                 changed=changed,

@@ -18,7 +18,6 @@ from casckpt.errors import (
     CasckptError,
     CorruptionError,
     IncompleteError,
-    InvalidInputError,
     MismatchError,
     NotFoundError,
 )
@@ -278,13 +277,3 @@ def _touched(target: Target) -> list[str]:
     """Leaves that may hold new values: those streamed into, and those already copied."""
     direct = [path for paths in target.direct_paths.values() for path in paths]
     return list(dict.fromkeys([*direct, *target.leaf_paths_touched]))
-
-
-def check_consistent(is_mixed: bool, allow_mixed: bool, what: str) -> None:
-    """Refuse a mixed snapshot that was not asked for."""
-    if is_mixed and not allow_mixed:
-        raise InvalidInputError(
-            f"{what} is mixed: its exact components were captured at different steps (`casckpt show` lists them). "
-            "Pass allow_mixed=True if you want that.",
-            what=what,
-        )

@@ -10,49 +10,41 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from casckpt.errors import (
-    AlreadyExistsError,
     BusyError,
-    ConfigDriftWarning,
     CorruptionError,
-    IncompleteError,
     InvalidInputError,
     MismatchError,
     NotFoundError,
     ReadOnlyError,
     StepOrderError,
-    StoreWarning,
     UnsupportedFormatError,
 )
 from casckpt.format.document import StoreDocument, unknown_features
 from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
-from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES
-from casckpt.format.snapshot import Context as ContextObject
-from casckpt.ids import SnapshotId, StoreId, short
+from casckpt.ids import SnapshotId, StoreId
 from casckpt.index.lifecycle import IndexHome
-from casckpt.index.tables import TABLES, name_key
+from casckpt.index.tables import TABLES
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
-from casckpt.state.capture import Captured, capture
+from casckpt.state.capture import Captured
 from casckpt.state.peek import next_draws
 from casckpt.state.staging import Staging
 from casckpt.storage.process import System
 from casckpt.store.background import Background, SaveHandle
 from casckpt.store.catalog import Catalog, TimelineView, check_name, check_step
-from casckpt.store.commit import Committer, Draft, Position
+from casckpt.store.choose import Choice, Chooser
+from casckpt.store.commit import Committer
 from casckpt.store.compare import Diff, compare
-from casckpt.store.restore import Restorer, check_consistent
-from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
+from casckpt.store.draft import Draft, Drafter
+from casckpt.store.restore import Restorer
+from casckpt.store.settle import plain_labels, plain_metrics
 from casckpt.store.usage import measure
 from casckpt.store.values import Branch, Context, RestoreReport, Snapshot, Stats, VerifyReport
 from casckpt.store.verify import Progress, Verifier
@@ -99,12 +91,12 @@ class Store:
             verify=verify,
             chunk_size=document.chunk_size,
         )
+        self._chooser = Chooser(self._keeper, self._catalog, run)
+        self._drafter = Drafter()
         self._background = Background()
         self._staging: Staging | None = None
-        self._captured: dict[str, Captured] = {}
-        self._drift_seen: set[bytes] = set()
         self._keeper.open()
-        self._stand_at_head()
+        self._committer.stand_at(self._chooser.head_position())
 
     # --- commit ---
 
@@ -155,15 +147,24 @@ class Store:
             SaveFailedError: an earlier `commit_async` failed and nobody had asked.
         """
         with self._writing("commit"):
-            self._background.wait()
             self._background.raise_failures()
-            draft = self._draft(
-                step, state, metrics, labels, config, schema_version, inherit, drop, necessity, allow_pickle
+            draft = self._drafter.draft(
+                step,
+                state,
+                self._committer.context(),
+                metrics=metrics,
+                labels=labels,
+                config=config,
+                schema_version=schema_version,
+                inherit=inherit,
+                drop=drop,
+                necessity=necessity,
+                allow_pickle=allow_pickle,
             )
             try:
                 return self._commit(draft)
             finally:
-                _release(draft.captured)
+                draft.release()
 
     def commit_async(
         self,
@@ -196,15 +197,25 @@ class Store:
             self._background.raise_failures()
             self._check_step_after(check_step(step), self._background.last_step())
             self._background.make_room(self._lock_timeout_s)
-            draft = self._draft(
-                step, state, metrics, labels, config, schema_version, inherit, drop, necessity, allow_pickle
+            draft = self._drafter.draft(
+                step,
+                state,
+                self._committer.context(),
+                metrics=metrics,
+                labels=labels,
+                config=config,
+                schema_version=schema_version,
+                inherit=inherit,
+                drop=drop,
+                necessity=necessity,
+                allow_pickle=allow_pickle,
             )
             if self._staging is None:
                 self._staging = Staging()
             try:
                 staged = self._staging.stage(list(draft.captured.values()))
             finally:
-                _release(draft.captured)
+                draft.release()
             draft.captured = dict(zip(draft.captured, staged, strict=True))
             handle = SaveHandle(draft.step)
             self._background.start(handle, functools.partial(self._commit_staged, draft, staged))
@@ -236,71 +247,6 @@ class Store:
         if before is not None and snapshot.id == before.hex():  # the step was there already, with equal content
             return self._annotate(before, draft.metrics, draft.labels)
         return snapshot
-
-    def _draft(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        metrics: Mapping[str, MetricValue] | None,
-        labels: Mapping[str, str] | None,
-        config: Any,
-        schema_version: int | None,
-        inherit: Sequence[str],
-        drop: Sequence[str],
-        necessity: Mapping[str, str] | None,
-        allow_pickle: bool,
-    ) -> Draft:
-        """Arguments checked, and the state captured."""
-        number = check_step(step)
-        if not isinstance(state, Mapping):
-            raise InvalidInputError(
-                f"state: expected a mapping of component name to its state, got {type(state).__name__}. "
-                "Write `{'policy': policy, 'optimizer': optimizer}`."
-            )
-        if isinstance(inherit, str) or isinstance(drop, str):
-            raise InvalidInputError("inherit= and drop= take a list of component names")
-        if not state and not inherit:
-            raise InvalidInputError(f"step {number}: the state is empty")
-        for name, value in (necessity or {}).items():
-            if value not in NECESSITIES:
-                raise InvalidInputError(f"necessity[{name!r}]={value!r}: expected one of {NECESSITIES}")
-        captured = {}
-        for name, value in state.items():
-            previous = self._captured.get(check_name(name, "component"))
-            captured[name] = capture(name, value, allow_pickle=allow_pickle, previous=previous)
-        self._captured = captured
-        return Draft(
-            number,
-            captured,
-            plain_metrics(metrics or {}),
-            plain_labels(labels or {}),
-            self._context_object(config, schema_version),
-            tuple(inherit),
-            tuple(drop),
-            dict(necessity or {}),
-        )
-
-    def _context_object(self, config: Any, schema_version: int | None) -> ContextObject | None:
-        """The context of a new snapshot; None to keep the parent's."""
-        position = self._committer.position
-        parent = self._catalog.context(position.snapshot) if position.snapshot else None
-        environment = _environment()
-        encoded = plain_config(config) if config is not None else None
-        if parent is None:
-            return ContextObject(CONTEXT_VERSION, schema_version or 1, encoded or b"", environment)
-        old = plain_config(parent.config) if parent.config is not None else b""
-        if encoded is not None and old and encoded != old and encoded not in self._drift_seen:
-            self._drift_seen.add(encoded)
-            items = changed_items(parent.config, msgspec.json.decode(encoded))
-            warnings.warn(
-                f"config differs from step {position.step}: {'; '.join(items)}", ConfigDriftWarning, stacklevel=4
-            )
-        return ContextObject(
-            CONTEXT_VERSION,
-            parent.schema_version if schema_version is None else schema_version,
-            old if encoded is None else encoded,
-            environment,
-        )
 
     def _check_step_after(self, step: int, last: int | None) -> None:
         if last is not None and step <= last:
@@ -396,13 +342,13 @@ class Store:
             The state; None for a fresh start, which only a provably new run gives (see `resume_into`).
         """
         with self._writing("resume"):
-            self._drain()
+            self._background.raise_failures()
             found = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
             with self._noting_damage():
                 state = self._restorer.values(found[0], _listed(only), device, allow_pickle=allow_pickle)
-            self._move_to(found[0], branch)
+            self._committer.stand_at(self._chooser.position_at(found[0], branch))
             return state
 
     def resume_into(
@@ -431,14 +377,14 @@ class Store:
             Otherwise as `restore_into`.
         """
         with self._writing("resume_into"):
-            self._drain()
+            self._background.raise_failures()
             found = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
             if strict:
                 self._check_all_given(found[0], targets)
             report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
-            self._move_to(found[0], branch)
+            self._committer.stand_at(self._chooser.position_at(found[0], branch))
             return report
 
     def _restore_into(
@@ -469,107 +415,22 @@ class Store:
                 differences=[(name, "a component", "no target") for name in left],
             )
 
-    def _choose(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> tuple[SnapshotId, list[str]]:
-        """The snapshot for a restore, and newer ones that were passed over."""
+    def _choose(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> Choice:
+        """The snapshot for a restore: one under way is waited for, everything published by now is seen."""
         pending = self._background.find(ref)
         if pending is not None:
             pending.result()
         self._keeper.catch_up()
-        skipped: list[str] = []
-        if ref == "latest":
-            snapshot_id, skipped = self._latest(allow_mixed)
-        else:
-            snapshot_id = self._catalog.resolve(ref, self.run, self._committer.position.branch)
-            row = self._catalog.row(snapshot_id)
-            check_consistent(row.is_mixed, allow_mixed, f"step {row.step} ({short(snapshot_id)})")
-        if schema_version is not None:
-            found = self._catalog.context(snapshot_id).schema_version
-            if found != schema_version:
-                raise MismatchError(
-                    f"snapshot {short(snapshot_id)} has schema version {found}, this code expects {schema_version}. "
-                    "Restore it with the code that wrote it, or migrate the state yourself and commit it anew.",
-                    expected=schema_version,
-                    found=found,
-                )
-        return snapshot_id, skipped
+        return self._chooser.choose(
+            ref, self._committer.position, allow_mixed=allow_mixed, schema_version=schema_version
+        )
 
-    def _latest(self, allow_mixed: bool) -> tuple[SnapshotId, list[str]]:
-        """The newest whole consistent snapshot of the current branch, and why newer ones were passed over.
-
-        Raises:
-            NotFoundError: the run has none at all.
-            IncompleteError: it has some, and none of them will do.
-        """
-        skipped: list[str] = []
-        health = self._catalog.pack_health()
-        for snapshot_id in self._view(None).ids(reverse=True):
-            row = self._catalog.row(snapshot_id)
-            if row.is_mixed and not allow_mixed:
-                skipped.append(f"step {row.step} ({short(snapshot_id)}) is mixed")
-                continue
-            problem = self._catalog.find_problem(snapshot_id, health)
-            if problem is None:
-                if skipped:
-                    warnings.warn(
-                        f"'latest' is step {row.step}; passed over: {'; '.join(skipped)}", StoreWarning, stacklevel=4
-                    )
-                return snapshot_id, skipped
-            skipped.append(f"step {row.step} ({short(snapshot_id)}) is not whole: {problem}")
-        if skipped:
-            raise IncompleteError(
-                f"run {self.run!r}: no snapshot can be restored as 'latest': {'; '.join(skipped[:5])}. "
-                "Run `casckpt verify`.",
-                skipped=skipped,
-            )
-        raise NotFoundError(f"run {self.run!r} has no snapshot{self._doubt_hint()}. Run `casckpt log --all-runs`.")
-
-    def _find_start(
-        self, ref: Any, allow_mixed: bool, schema_version: int | None
-    ) -> tuple[SnapshotId, list[str]] | None:
+    def _find_start(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> Choice | None:
         """Where to resume; None for a provably new run."""
-        if ref == "latest" and not self._catalog.branch_rows(self.run):
-            self._keeper.catch_up()
-            if not self._catalog.branch_rows(self.run):
-                doubts = self._doubts()
-                if doubts:
-                    raise IncompleteError(
-                        f"run {self.run!r} has no readable snapshot, but this store is damaged or incomplete: "
-                        f"{'; '.join(doubts[:3])}. It is not certain that this is a fresh start. Run `casckpt verify`.",
-                        doubts=doubts,
-                    )
-                return None
+        self._keeper.catch_up()
+        if ref == "latest" and self._chooser.is_fresh():
+            return None
         return self._choose(ref, allow_mixed, schema_version)
-
-    def _doubts(self) -> list[str]:
-        bad = [entry.reason for entry in self._catalog.bad_entries()]
-        return bad + [f"pack {row.pack_id.hex()} is missing or short" for row in self._catalog.pending_packs()]
-
-    def _doubt_hint(self) -> str:
-        return f" ({len(self._doubts())} files of the store are damaged or missing)" if self._doubts() else ""
-
-    def _move_to(self, snapshot_id: SnapshotId, branch: str | None) -> None:
-        snapshot = self._catalog.load(snapshot_id)
-        rows = self._catalog.branch_rows(self.run)
-        if branch is not None:
-            check_name(branch, "branch")
-            if branch in rows:
-                raise AlreadyExistsError(f"run {self.run!r} has a branch {branch!r}. Choose another name.", name=branch)
-        head = rows.get(snapshot.branch)
-        if snapshot.run == self.run and branch is None and head is not None and head.head == snapshot_id:
-            position = Position(snapshot.branch, snapshot_id, snapshot.step, snapshot)
-        else:
-            base = branch or f"{snapshot.branch}-{snapshot.step}"
-            name = base if base not in rows else next(n for i in range(2, 10**9) if (n := f"{base}-{i}") not in rows)
-            position = Position(name, snapshot_id, snapshot.step, snapshot, is_fork=True)
-        self._committer.stand_at(position)
-
-    def _stand_at_head(self) -> None:
-        branch = self._catalog.current_branch(self.run)
-        row = self._catalog.branch_row(self.run, branch)
-        if row is None:
-            self._committer.stand_at(Position(branch))
-        else:
-            self._committer.stand_at(Position(branch, SnapshotId(row.head), row.head_step))
 
     # --- looking ---
 
@@ -594,7 +455,7 @@ class Store:
         self._keeper.catch_up()
         if all_runs:
             return [self._catalog.info(each) for each in self._all_ids() if not self._catalog.row(each).is_retired]
-        return self._view(branch)
+        return self._chooser.view(self._committer.position, branch)
 
     def _view(self, branch: str | None) -> TimelineView:
         name = branch or self._committer.position.branch
@@ -617,7 +478,7 @@ class Store:
         """Committed steps of the current branch and its ancestors, ascending."""
         self._check_usable()
         self._keeper.catch_up()
-        return self._view(None).steps()
+        return self._chooser.view(self._committer.position).steps()
 
     def snapshot(self, ref: Any = "latest") -> Snapshot:
         """One snapshot.
@@ -632,15 +493,12 @@ class Store:
         self._check_usable()
         self._keeper.catch_up()
         if ref == "latest":
-            return self._catalog.info(self._latest(allow_mixed=False)[0])
-        return self._catalog.info(self._resolve(ref))
+            return self._catalog.info(self._chooser.latest(self._committer.position, allow_mixed=False)[0])
+        return self._catalog.info(self._chooser.resolve(ref, self._committer.position))
 
     def context(self, ref: Any = "latest") -> Context:
         """Schema version, config and library versions recorded with a snapshot."""
         return self._catalog.context(SnapshotId(bytes.fromhex(self.snapshot(ref).id)))
-
-    def _resolve(self, ref: Any) -> SnapshotId:
-        return self._catalog.resolve(ref, self.run, self._committer.position.branch)
 
     def runs(self) -> list[str]:
         """Names of all runs in this store."""
@@ -684,13 +542,9 @@ class Store:
         Raises:
             AlreadyExistsError: the name is a tag or branch of this run already.
         """
-        check_name(name, "tag")
         with self._writing("tag"):
             snapshot = self.snapshot(ref)
-            with self._keeper.kv.read() as txn:
-                is_taken = txn.get("tags", name_key(self.run, name)) is not None
-            if is_taken or name in self._catalog.branch_rows(self.run):
-                raise AlreadyExistsError(f"run {self.run!r}: {name!r} is a tag or a branch already", name=name)
+            self._chooser.check_free(name, "tag")
             self._append(Tag(self.run, name, bytes.fromhex(snapshot.id)))
             return snapshot
 
@@ -727,7 +581,7 @@ class Store:
         """Hide a snapshot from listings and from "latest". Nothing is deleted here; its id still restores."""
         with self._writing("retire"):
             self._keeper.catch_up()
-            snapshot_id = self._resolve(ref)
+            snapshot_id = self._chooser.resolve(ref, self._committer.position)
             if self._catalog.row(snapshot_id).is_retired:
                 return self._catalog.info(snapshot_id)
             self._append(Retire(snapshot_id))
@@ -791,7 +645,6 @@ class Store:
             self._is_closed = True
             self._keeper.close()
             self._staging = None
-            self._captured = {}
 
     def __enter__(self) -> Store:
         return self
@@ -847,30 +700,8 @@ class Store:
             self._holder = before
             self._lock.release()
 
-    def _drain(self) -> None:
-        self._background.wait()
-        self._background.raise_failures()
-
-
-def _release(captured: Mapping[str, Captured]) -> None:
-    """Let go of the user's objects; what is needed to recognise their structure stays."""
-    for each in captured.values():
-        each.release()
-
 
 def _listed(only: Sequence[str] | None) -> Sequence[str] | None:
     if isinstance(only, str):
         raise InvalidInputError(f"only={only!r}: expected a list of names. Write `only=[{only!r}]`.")
     return only
-
-
-def _environment() -> dict[str, str]:
-    """Versions of what takes part in making a state."""
-    from casckpt import __version__
-
-    versions = {"casckpt": __version__, "python": sys.version.split()[0]}
-    for name in ("numpy", "torch", "gymnasium"):
-        module = sys.modules.get(name)
-        if module is not None:
-            versions[name] = str(getattr(module, "__version__", ""))
-    return versions

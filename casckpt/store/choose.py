@@ -1,0 +1,170 @@
+"""Which snapshot a restore or resume means, and where a handle stands afterwards.
+
+"latest" is the newest *whole, consistent* snapshot of the current branch. What is newer and passed over is reported,
+never used in silence; and a run without a snapshot is a fresh start only when nothing in the store is in doubt.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from casckpt.errors import (
+    AlreadyExistsError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+    StoreWarning,
+)
+from casckpt.ids import SnapshotId, short
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.store.catalog import Catalog, TimelineView, check_name
+from casckpt.store.commit import Position
+
+Choice = tuple[SnapshotId, list[str]]
+
+
+class Chooser:
+    """Choices for one handle; holds nothing between calls."""
+
+    def __init__(self, keeper: IndexKeeper, catalog: Catalog, run: str) -> None:
+        self._keeper = keeper
+        self._catalog = catalog
+        self._run = run
+
+    def head_position(self) -> Position:
+        """The head of the branch that the run wrote last."""
+        branch = self._catalog.current_branch(self._run)
+        row = self._catalog.branch_row(self._run, branch)
+        return Position(branch) if row is None else Position(branch, SnapshotId(row.head), row.head_step)
+
+    def view(self, position: Position, branch: str | None = None) -> TimelineView:
+        """The line of a branch, or of where a handle stands."""
+        line = self._catalog.line(self._run, branch or position.branch)
+        if not line and branch is not None:
+            raise NotFoundError(f"run {self._run!r} has no branch {branch!r}. Run `casckpt log`.", branch=branch)
+        if not line and position.snapshot is not None:
+            # About to open a branch: its line is the one that it forks from.
+            parent = self._catalog.load(position.snapshot)
+            line = [(n, min(stop, position.step)) for n, stop in self._catalog.line(parent.run, parent.branch)]
+        return TimelineView(self._catalog, self._keeper, line)
+
+    def resolve(self, ref: Any, position: Position) -> SnapshotId:
+        """The snapshot that a reference other than "latest" means to this handle."""
+        if position.is_fork and position.snapshot is not None:
+            # About to open a branch: steps are those of the line that it forks from.
+            parent = self._catalog.load(position.snapshot)
+            return self._catalog.resolve(ref, parent.run, parent.branch)
+        return self._catalog.resolve(ref, self._run, position.branch)
+
+    def choose(self, ref: Any, position: Position, *, allow_mixed: bool, schema_version: int | None) -> Choice:
+        """The snapshot to restore, and newer ones that were passed over.
+
+        Raises:
+            NotFoundError, IncompleteError: there is none; see `latest`.
+            InvalidInputError: it is mixed, and that was not asked for.
+            MismatchError: its schema version is another than `schema_version`.
+        """
+        skipped: list[str] = []
+        if ref == "latest":
+            snapshot_id, skipped = self.latest(position, allow_mixed=allow_mixed)
+        else:
+            snapshot_id = self.resolve(ref, position)
+            row = self._catalog.row(snapshot_id)
+            if row.is_mixed and not allow_mixed:
+                raise InvalidInputError(
+                    f"step {row.step} ({short(snapshot_id)}) is mixed: its exact components were captured at "
+                    "different steps (`casckpt show` lists them). Pass allow_mixed=True if you want that.",
+                    step=row.step,
+                )
+        if schema_version is not None:
+            self._check_schema(snapshot_id, schema_version)
+        return snapshot_id, skipped
+
+    def _check_schema(self, snapshot_id: SnapshotId, expected: int) -> None:
+        found = self._catalog.context(snapshot_id).schema_version
+        if found != expected:
+            raise MismatchError(
+                f"snapshot {short(snapshot_id)} has schema version {found}, this code expects {expected}. Restore it "
+                "with the code that wrote it, or restore() it as values, change them, and commit them anew.",
+                expected=expected,
+                found=found,
+            )
+
+    def latest(self, position: Position, *, allow_mixed: bool) -> Choice:
+        """The newest whole consistent snapshot, and why newer ones were passed over.
+
+        Raises:
+            NotFoundError: the run has none at all.
+            IncompleteError: it has some, and none of them will do.
+        """
+        skipped: list[str] = []
+        health = self._catalog.pack_health()
+        for snapshot_id in self.view(position).ids(reverse=True):
+            row = self._catalog.row(snapshot_id)
+            if row.is_mixed and not allow_mixed:
+                skipped.append(f"step {row.step} ({short(snapshot_id)}) is mixed")
+                continue
+            problem = self._catalog.find_problem(snapshot_id, health)
+            if problem is None:
+                if skipped:
+                    message = f"'latest' is step {row.step}; passed over: {'; '.join(skipped)}"
+                    warnings.warn(message, StoreWarning, stacklevel=5)
+                return snapshot_id, skipped
+            skipped.append(f"step {row.step} ({short(snapshot_id)}) is not whole: {problem}")
+        if skipped:
+            raise IncompleteError(
+                f"run {self._run!r}: no snapshot can be restored as 'latest': {'; '.join(skipped[:5])}. "
+                "Run `casckpt verify`.",
+                skipped=skipped,
+            )
+        doubts = self.doubts()
+        hint = f" ({len(doubts)} files of the store are damaged or missing: run `casckpt verify`)" if doubts else ""
+        raise NotFoundError(f"run {self._run!r} has no snapshot{hint}. Run `casckpt log --all-runs`.", run=self._run)
+
+    def is_fresh(self) -> bool:
+        """Whether the run provably has no snapshot.
+
+        Raises:
+            IncompleteError: it has none that can be read, but something in the store is damaged or missing.
+        """
+        if self._catalog.branch_rows(self._run):
+            return False
+        doubts = self.doubts()
+        if doubts:
+            raise IncompleteError(
+                f"run {self._run!r} has no readable snapshot, but this store is damaged or incomplete: "
+                f"{'; '.join(doubts[:3])}. It is not certain that this is a fresh start. Run `casckpt verify`.",
+                doubts=doubts,
+            )
+        return True
+
+    def doubts(self) -> list[str]:
+        """What is damaged or missing in the timeline and among the packs it names."""
+        bad = [entry.reason for entry in self._catalog.bad_entries()]
+        return bad + [f"pack {row.pack_id.hex()} is missing or short" for row in self._catalog.pending_packs()]
+
+    def position_at(self, snapshot_id: SnapshotId, branch: str | None) -> Position:
+        """Where a handle stands after resuming: on the snapshot's branch if that is its head, else before a new one."""
+        snapshot = self._catalog.load(snapshot_id)
+        rows = self._catalog.branch_rows(self._run)
+        if branch is not None:
+            self.check_free(branch, "branch")
+        head = rows.get(snapshot.branch)
+        if branch is None and snapshot.run == self._run and head is not None and head.head == snapshot_id:
+            return Position(snapshot.branch, snapshot_id, snapshot.step, snapshot)
+        name = branch or f"{snapshot.branch}-{snapshot.step}"
+        return Position(name, snapshot_id, snapshot.step, snapshot, is_fork=True)
+
+    def check_free(self, name: str, what: str) -> None:
+        """Raise unless a branch or tag of this run may have this name.
+
+        Raises:
+            AlreadyExistsError: it is a tag or a branch.
+        """
+        check_name(name, what)
+        if name in self._catalog.tags(self._run) or name in self._catalog.branch_rows(self._run):
+            raise AlreadyExistsError(
+                f"run {self._run!r}: {name!r} is a tag or a branch already. Choose another name.", name=name
+            )

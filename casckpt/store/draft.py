@@ -1,0 +1,122 @@
+"""What a commit is asked to store: arguments checked, state captured, context compared with the parent's."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from casckpt.errors import ConfigDriftWarning, InvalidInputError
+from casckpt.format.entry import MetricValue
+from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES, Context
+from casckpt.state.capture import Captured, capture
+from casckpt.store.catalog import check_name, check_step
+from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
+
+_WATCHED = ("numpy", "torch", "gymnasium")  # libraries whose versions take part in what a state means
+
+
+@dataclass
+class Draft:
+    """A commit to be made. `context` is complete: the parent's, with what this commit changes."""
+
+    step: int
+    captured: Mapping[str, Captured]
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+    context: Context
+    inherit: Sequence[str]
+    drop: Sequence[str]
+    necessity: Mapping[str, str]
+
+    def release(self) -> None:
+        """Let go of the user's objects; what is needed to recognise their structure stays."""
+        for each in self.captured.values():
+            each.release()
+
+
+class Drafter:
+    """Makes drafts for one handle; keeps the last capture of each component to recognise an unchanged structure."""
+
+    def __init__(self) -> None:
+        self._captured: dict[str, Captured] = {}
+        self._configs_seen: set[bytes] = set()
+
+    def draft(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        parent: Context | None,
+        *,
+        metrics: Mapping[str, MetricValue] | None,
+        labels: Mapping[str, str] | None,
+        config: Any,
+        schema_version: int | None,
+        inherit: Sequence[str],
+        drop: Sequence[str],
+        necessity: Mapping[str, str] | None,
+        allow_pickle: bool,
+    ) -> Draft:
+        """Check everything that can be checked before anything is read, then capture. See `Store.commit`."""
+        number = check_step(step)
+        _check_arguments(number, state, inherit, drop, necessity or {})
+        plain = plain_metrics(metrics or {}), plain_labels(labels or {})
+        context = self._context(number, parent, config, schema_version)
+        captured = {}
+        for name, value in state.items():
+            previous = self._captured.get(check_name(name, "component"))
+            captured[name] = capture(name, value, allow_pickle=allow_pickle, previous=previous)
+        self._captured = captured
+        return Draft(number, captured, *plain, context, tuple(inherit), tuple(drop), dict(necessity or {}))
+
+    def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:
+        if schema_version is not None and (isinstance(schema_version, bool) or not isinstance(schema_version, int)):
+            raise InvalidInputError(f"schema_version={schema_version!r}: expected an integer")
+        old = parent.config if parent else b""
+        encoded = old if config is None else plain_config(config)
+        if old and encoded != old and encoded not in self._configs_seen:
+            self._configs_seen.add(encoded)
+            items = changed_items(msgspec.json.decode(old), msgspec.json.decode(encoded))
+            warnings.warn(
+                f"step {step}: the config differs from the parent's: {'; '.join(items)}",
+                ConfigDriftWarning,
+                stacklevel=4,
+            )
+        kept = parent.schema_version if parent else 1
+        return Context(
+            CONTEXT_VERSION, kept if schema_version is None else schema_version, encoded, environment_versions()
+        )
+
+
+def _check_arguments(
+    step: int, state: Any, inherit: Sequence[str], drop: Sequence[str], necessity: Mapping[str, str]
+) -> None:
+    if not isinstance(state, Mapping):
+        raise InvalidInputError(
+            f"state: expected a mapping of component name to its state, got {type(state).__name__}. "
+            "Write `{'policy': policy, 'optimizer': optimizer}`."
+        )
+    if isinstance(inherit, str) or isinstance(drop, str):
+        raise InvalidInputError("inherit= and drop= take a list of component names. Write `inherit=['name']`.")
+    if not state and not inherit:
+        raise InvalidInputError(f"step {step}: the state is empty. Give at least one component.")
+    for name, value in necessity.items():
+        if value not in NECESSITIES:
+            raise InvalidInputError(f"necessity[{name!r}]={value!r}: expected one of {', '.join(NECESSITIES)}")
+        if name not in state and name not in inherit:
+            raise InvalidInputError(f"necessity[{name!r}]: this commit has no such component")
+
+
+def environment_versions() -> dict[str, str]:
+    """Versions of what takes part in making a state, as far as it is loaded."""
+    from casckpt import __version__
+
+    versions = {"casckpt": __version__, "python": sys.version.split()[0]}
+    for name in _WATCHED:
+        if name in sys.modules:
+            versions[name] = str(getattr(sys.modules[name], "__version__", ""))
+    return versions
