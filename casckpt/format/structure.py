@@ -99,7 +99,10 @@ class Structure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Place(NamedTuple):
-    """One leaf of a tree: its path, and its index in `leaves` or, for a scalar, in the scalar block."""
+    """One leaf of a tree: its path, and its index in `leaves` or, for a scalar, in the scalar block.
+
+    An empty container is a place with neither.
+    """
 
     path: str
     leaf: int | None
@@ -344,6 +347,8 @@ def leaf_places(structure: Structure, component: str) -> Iterator[Place]:
             yield Place(path, node.leaf, None, is_opaque=True)
         elif isinstance(node, Rng):
             pending.append((path, node.state, True))
+        elif not node.children:
+            yield Place(path, None, None)
         elif is_inside:
             pending += reversed([(path, child, True) for child in node.children])
         else:

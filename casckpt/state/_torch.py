@@ -119,7 +119,7 @@ def compact_source(tensor: torch.Tensor) -> Callable[[int, int], memoryview]:
     def piece(start: int, stop: int) -> memoryview:
         first, last = start // itemsize, -(-stop // itemsize)
         parts = _flat_parts(detached, first, last)
-        whole = _bytes_of(parts[0] if len(parts) == 1 else torch.cat(parts))
+        whole = _bytes_of(parts[0]) if len(parts) == 1 else memoryview(b"".join(map(_bytes_of, parts)))
         return whole[start - first * itemsize : stop - first * itemsize]
 
     return piece
@@ -145,8 +145,9 @@ def _flat_parts(tensor: torch.Tensor, first: int, last: int) -> list[torch.Tenso
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())  # type: ignore[arg-type]
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().reshape(-1))
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def generator_tree(generator: torch.Generator) -> dict[str, Any]:

@@ -139,6 +139,8 @@ class Builder:
         if isinstance(node, Rng):
             state = self._node(node.state)
             return _SKIPPED if state is _SKIPPED else rng.make(node.kind, state)
+        if not node.children and not self._is_chosen():
+            return _SKIPPED
         children = [self._node(child) for child in node.children]
         if isinstance(node, Mapping):
             pairs = [(key, value) for key, value in zip(keys_of(node), children, strict=True) if value is not _SKIPPED]
