@@ -39,6 +39,8 @@ class Settings:
     training_pair_count: int = 5
     full_commit_interval_s: float = 60.0
     start_count: int = 15  # processes started by T11
+    warm_up_count: int = 5  # pairs thrown away in rows of short operations
+    syncs: bool = True  # empty the write-back queue before timed writes; needless where no figure is read
 
 
 @dataclass(frozen=True)

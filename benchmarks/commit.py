@@ -30,7 +30,8 @@ def new_content(settings: Settings) -> Iterator[Measurement]:
     plain = contiguous(size, generator).data
     for verify, target in VERIFY_TARGETS.items():
         with scratch(settings) as folder:
-            subject, baseline = _fresh_commit(folder, state, verify), _fresh_file(folder, plain)
+            subject = _fresh_commit(folder, state, verify, settings.syncs)
+            baseline = _fresh_file(folder, plain, settings.syncs)
             pairs = paired(subject, baseline, settings.pair_count)
         yield pairs.measurement("T1", f"verify={verify}", target=target, size_bytes=size)
 
@@ -74,7 +75,7 @@ def light(settings: Settings) -> Iterator[Measurement]:
             ),
             Timed(lambda _: small_durable_file(f"{folder}/files/{next(names)}", plain)),
             settings.commit_count,
-            warm_up_count=5,
+            warm_up_count=settings.warm_up_count,
         )
     yield pairs.measurement("T7", f"{LIGHT_SIZE // 1024} KiB new in 24 tensors", target=5)
 
@@ -83,7 +84,7 @@ def _unchanged_target(tensor_count: int) -> float:
     return next(target for limit, target in UNCHANGED_TARGETS if tensor_count <= limit)
 
 
-def _fresh_commit(folder: str, state: dict[str, torch.Tensor], verify: str) -> Timed:
+def _fresh_commit(folder: str, state: dict[str, torch.Tensor], verify: str, syncs: bool) -> Timed:
     """A commit of new bytes into a new store that has one small commit already; the store is deleted afterwards."""
     generator, path = seeded(), f"{folder}/store"
 
@@ -97,14 +98,14 @@ def _fresh_commit(folder: str, state: dict[str, torch.Tensor], verify: str) -> T
         store.close()
         shutil.rmtree(path)
 
-    return Timed(lambda store: store.commit(1, {"model": state}), prepare, clean, syncs=True)
+    return Timed(lambda store: store.commit(1, {"model": state}), prepare, clean, syncs=syncs)
 
 
-def _fresh_file(folder: str, plain: memoryview) -> Timed:
+def _fresh_file(folder: str, plain: memoryview, syncs: bool) -> Timed:
     path = f"{folder}/file"
 
     def clean(fd: int) -> None:
         os.close(fd)
         os.unlink(path)
 
-    return Timed(lambda fd: write_and_sync(fd, plain), lambda: preallocate(path, len(plain)), clean, syncs=True)
+    return Timed(lambda fd: write_and_sync(fd, plain), lambda: preallocate(path, len(plain)), clean, syncs=syncs)

@@ -54,7 +54,7 @@ def _compare_operations(settings: Settings, long: str, short: str) -> Iterator[M
                 Timed(lambda _: operation(large), prepare),
                 Timed(lambda _: operation(small), prepare),
             )
-            pairs = paired(long_side, short_side, settings.commit_count, warm_up_count=5)
+            pairs = paired(long_side, short_side, settings.commit_count, warm_up_count=settings.warm_up_count)
             return pairs.measurement("T8", _case(settings, case), target=TARGET)
 
         yield compare(

@@ -94,8 +94,12 @@ def training(settings: Settings) -> Iterator[Measurement]:
         committer.commit_full()
         store.wait()
         pairs = paired(
-            Timed(lambda _: trained.run(step_count, committer.after_step), clean=lambda _: store.wait(), syncs=True),
-            Timed(lambda _: trained.run(step_count, lambda: None), syncs=True),
+            Timed(
+                lambda _: trained.run(step_count, committer.after_step),
+                clean=lambda _: store.wait(),
+                syncs=settings.syncs,
+            ),
+            Timed(lambda _: trained.run(step_count, lambda: None), syncs=settings.syncs),
             settings.training_pair_count,
             warm_up_count=0,
         )

@@ -27,12 +27,14 @@ def tiny(tmp_path: Path) -> Settings:
         pair_count=2,
         tensor_counts=(3, 40),
         commit_count=4,
-        history_count=15,
+        history_count=12,
         stall_count=2,
         training_s=0.2,
         training_pair_count=1,
         full_commit_interval_s=0.05,
         start_count=1,
+        warm_up_count=1,
+        syncs=False,
     )
 
 
