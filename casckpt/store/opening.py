@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from casckpt.errors import (
@@ -30,6 +31,7 @@ from casckpt.store.store import Store
 
 DOCUMENT = "casckpt.json"
 _DOCUMENT_SIZE_MAX = 1 << 20
+_FOLDERS = ("tmp", "packs", "timeline")
 
 
 def open_store(
@@ -87,7 +89,19 @@ def open_store(
         raise UnsupportedFormatError(
             f"store {root} needs {unknown}, which this release does not know. Upgrade casckpt.", features=unknown
         )
+    if not read_only:
+        _complete_folders(system.file_system, root)
     return Store(root, document, system, run=run, read_only=read_only, verify=verify, lock_timeout_s=lock_timeout_s)
+
+
+def _complete_folders(fs: FileSystem, root: str) -> None:
+    """Make the folders that a copy left out because they were empty, as git and some copying tools do."""
+    with contextlib.suppress(StorageError):  # a full disk must still restore; a commit there says what is wrong
+        missing = sorted(set(_FOLDERS) - set(fs.list(root)))
+        for folder in missing:
+            fs.make_folder(f"{root}/{folder}")
+        if missing:
+            fs.sync_folder(root)
 
 
 def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
@@ -108,8 +122,8 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
     try:
         entry = decode_entry(read_file(fs, origin.path(0), ENTRY_SIZE_MAX), 0, "timeline entry 0")
     except FileNotFoundError:
-        if first is None and not fs.list(f"{root}/timeline"):
-            return None
+        if first is None and not origin.numbers():
+            return None  # at most the folders of a store that somebody died making
     except (CorruptionError, StorageError) as error:
         first = first or error
     else:
@@ -127,14 +141,14 @@ def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
     from casckpt import __version__
 
     fs = system.file_system
-    others = [name for name in fs.list(root) if name not in ("tmp", "packs", "timeline")]
+    others = [name for name in fs.list(root) if name not in _FOLDERS]
     if others:
         raise AlreadyExistsError(
             f"{root}: the folder is not empty and holds no store (found {', '.join(others[:3])}). Choose a new folder.",
             path=root,
         )
     os.makedirs(os.path.dirname(root), exist_ok=True)
-    for folder in (root, f"{root}/tmp", f"{root}/packs", f"{root}/timeline"):
+    for folder in (root, *(f"{root}/{name}" for name in _FOLDERS)):
         fs.make_folder(folder)
     fs.sync_folder(root)
     document = StoreDocument(

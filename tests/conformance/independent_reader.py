@@ -1,0 +1,627 @@
+"""A second reader of the store format, written from docs/format.md alone.
+
+It imports the standard library, blake3 and zstandard: nothing of casckpt, no NumPy, no torch, no MessagePack library.
+What it restores is therefore evidence about the files, not about the code that wrote them. It is slow, reads everything
+into memory, and raises `Damaged` at the first byte that is not as the document says.
+
+    python independent_reader.py STORE      lists every snapshot with a digest of each component
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zstandard
+from blake3 import blake3
+
+TORCH_SIZES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "complex32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+class Damaged(Exception):
+    """The store is not what docs/format.md describes."""
+
+
+def need(condition: Any, message: str) -> None:
+    if not condition:
+        raise Damaged(message)
+
+
+def check(data: bytes) -> bytes:
+    return blake3(data).digest(16)
+
+
+# --- MessagePack, canonical form only (§1) ---
+
+
+class Extension(NamedTuple):
+    code: int
+    data: bytes
+
+
+class _Unpacker:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> bytes:
+        need(self.at + count <= len(self.data), "MessagePack ends early")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, size: int, least: int, signed: bool = False) -> int:
+        value = int.from_bytes(self.take(size), "big", signed=signed)
+        need(value < least if signed else value >= least, "MessagePack number is not in its shortest form")
+        return value
+
+    def value(self) -> Any:
+        head = self.take(1)[0]
+        if head <= 0x7F or head >= 0xE0:
+            return head if head <= 0x7F else head - 256
+        if head <= 0x8F:
+            return self.map(head & 15)
+        if head <= 0x9F:
+            return self.array(head & 15)
+        if head <= 0xBF:
+            return self.text(head & 31)
+        simple = {0xC0: None, 0xC2: False, 0xC3: True}
+        if head in simple:
+            return simple[head]
+        return self.sized(head)
+
+    def sized(self, head: int) -> Any:
+        if head in (0xC4, 0xC5, 0xC6):
+            size = 1 << (head - 0xC4)
+            return self.take(self.number(size, 0 if size == 1 else 1 << 4 * size))
+        if head in (0xC7, 0xC8, 0xC9):
+            size = 1 << (head - 0xC7)
+            count = self.number(size, 0 if size == 1 else 1 << 4 * size)
+            need(count not in (1, 2, 4, 8, 16), "MessagePack extension is not in its shortest form")
+            return Extension(self.take(1)[0], self.take(count))
+        if head == 0xCB:
+            return struct.unpack(">d", self.take(8))[0]
+        if 0xCC <= head <= 0xCF:
+            size = 1 << (head - 0xCC)
+            return self.number(size, 128 if size == 1 else 1 << 4 * size)
+        if 0xD0 <= head <= 0xD3:
+            size = 1 << (head - 0xD0)
+            return self.number(size, -32 if size == 1 else -1 << (4 * size - 1), signed=True)
+        if 0xD4 <= head <= 0xD8:
+            return Extension(self.take(1)[0], self.take(1 << (head - 0xD4)))
+        if head in (0xD9, 0xDA, 0xDB):
+            size = 1 << (head - 0xD9)
+            return self.text(self.number(size, 32 if size == 1 else 1 << 4 * size))
+        if head in (0xDC, 0xDD):
+            return self.array(self.number(2 << (head - 0xDC), 16 if head == 0xDC else 1 << 16))
+        if head in (0xDE, 0xDF):
+            return self.map(self.number(2 << (head - 0xDE), 16 if head == 0xDE else 1 << 16))
+        raise Damaged(f"MessagePack head {head:#x} is never written")
+
+    def text(self, size: int) -> str:
+        return self.take(size).decode()
+
+    def array(self, count: int) -> list[Any]:
+        need(count <= len(self.data) - self.at, "MessagePack array is longer than its data")
+        return [self.value() for _ in range(count)]
+
+    def map(self, count: int) -> dict[Any, Any]:
+        pairs = [(self.value(), self.value()) for _ in range(min(count, len(self.data)))]
+        keys = [key.encode() for key, _ in pairs]
+        need(keys == sorted(set(keys)) and len(keys) == count, "MessagePack map keys do not ascend")
+        return dict(pairs)
+
+
+def unpack(data: bytes) -> Any:
+    unpacker = _Unpacker(data)
+    value = unpacker.value()
+    need(unpacker.at == len(data), "bytes after a MessagePack value")
+    return value
+
+
+# --- records and codecs (§4, §5) ---
+
+
+@dataclass
+class Record:
+    kind: int
+    codec: int
+    version: int
+    object_id: bytes
+    plain_size: int
+    params: bytes
+    bases: list[bytes]
+    payload: bytes
+    end: int  # where its payload ends in the file
+    header_size: int
+    offset: int
+
+
+def read_record(data: bytes, at: int, is_aligned: bool) -> Record:
+    need(at + 96 <= len(data) and data[at : at + 4] == b"CREC", f"no record at {at}")
+    header_size, codec, version, base_count, kind, params_size, plain_size, stored_size = struct.unpack_from(
+        "<IBBBBIQQ", data, at + 4
+    )
+    object_id, payload_check, header_check = data[at + 32 : at + 64], data[at + 64 : at + 80], data[at + 80 : at + 96]
+    used = 96 + 32 * base_count + params_size
+    need(header_size == (used + -used % 64 if is_aligned else used), f"record at {at}: header size {header_size}")
+    need(at + header_size + stored_size <= len(data), f"record at {at} is cut off")
+    header = data[at : at + header_size]
+    need(check(header[:80] + header[96:]) == header_check, f"record at {at}: header check")
+    need(not any(header[used:]), f"record at {at}: header padding")
+    payload = data[at + header_size : at + header_size + stored_size]
+    need(check(payload) == payload_check, f"record at {at}: payload check")
+    need(plain_size <= 67_108_864 and params_size <= 1_048_576 and 1 <= kind <= 6, f"record at {at}: bounds")
+    bases = [header[96 + 32 * i : 128 + 32 * i] for i in range(base_count)]
+    params = header[96 + 32 * base_count : used]
+    end = at + header_size + stored_size
+    return Record(kind, codec, version, object_id, plain_size, params, bases, payload, end, header_size, at)
+
+
+def decode(record: Record) -> bytes:
+    need(
+        record.version == 1 and not record.bases,
+        f"codec {record.codec} version {record.version}: unknown, or with bases",
+    )
+    if record.codec == 0:
+        need(not record.params, "raw with parameters")
+        plain = record.payload
+    elif record.codec == 1:
+        plain = _decode_constant(record)
+    elif record.codec == 2:
+        need(not record.params, "zstd with parameters")
+        plain = _decode_frame(record.payload, record.plain_size)
+    elif record.codec == 3:
+        plain = _decode_planes(record)
+    else:
+        raise Damaged(f"unknown codec {record.codec}")
+    need(len(plain) == record.plain_size, "plain size")
+    need(blake3(plain).digest() == record.object_id, f"object {record.object_id.hex()}: digest")
+    return plain
+
+
+def _decode_constant(record: Record) -> bytes:
+    pattern, size = record.params, record.plain_size
+    need(not record.payload and len(pattern) <= min(64, size) and bool(pattern) == bool(size), "constant")
+    return (pattern * (size // max(len(pattern), 1) + 1))[:size]
+
+
+def _decode_frame(frame: bytes, size: int) -> bytes:
+    header = zstandard.get_frame_parameters(frame)
+    need(header.content_size == size and not header.dict_id and header.window_size <= 67_108_864, "zstd frame")
+    return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+
+
+def _decode_planes(record: Record) -> bytes:
+    params, payload = record.params, record.payload
+    itemsize, lane_count = params[0], params[1]
+    need(2 <= itemsize <= 16, "planes: item size")
+    count, rest = divmod(record.plain_size, itemsize)
+    need(count, "planes: no whole item")
+    out = bytearray(record.plain_size)
+    at, start, offset = 2, 0, 0
+    for _ in range(lane_count):
+        width, mode = params[at], params[at + 1]
+        at += 2
+        need(width in (1, 2, 4, 8) and offset % width == 0 and itemsize % width == 0, "planes: lane")
+        if mode == 0:
+            lane = params[at : at + width] * count
+            at += width
+        elif mode == 1:
+            lane = payload[start : start + count * width]
+            start += len(lane)
+        else:
+            need(mode == 2, "planes: mode")
+            (size,) = struct.unpack_from("<I", params, at)
+            lane = _decode_frame(payload[start : start + size], count * width)
+            at, start = at + 4, start + size
+        need(len(lane) == count * width, "planes: lane length")
+        for i in range(width):
+            out[offset + i : count * itemsize : itemsize] = lane[i::width]
+        offset += width
+    need(offset == itemsize and at == len(params) and start + rest == len(payload), "planes: lengths")
+    out[count * itemsize :] = payload[start:]
+    return bytes(out)
+
+
+# --- packs and entries (§6, §7) ---
+
+
+def read_pack(path: Path, store_id: bytes) -> tuple[list[Record], bytes]:
+    """All records of a pack, and its footer check. Footer and records must agree."""
+    data = path.read_bytes()
+    pack_id = bytes.fromhex(path.name)
+    need(data[:16] == b"CASPACK1" + struct.pack("<II", 1, 0), f"{path}: pack magic or version")
+    need(data[16:48] == pack_id + store_id and data[48:64] == check(data[:48]), f"{path}: pack header")
+    trailer = data[-80:]
+    magic, footer_at, footer_size, count, trailer_id, footer_check = struct.unpack("<8sQQQ16s16s", trailer[:64])
+    need(magic == b"CASPEND1" and check(trailer[:64]) == trailer[64:] and trailer_id == pack_id, f"{path}: trailer")
+    need(footer_at + footer_size + 80 == len(data), f"{path}: footer does not end at the trailer")
+    footer = data[footer_at : footer_at + footer_size]
+    need(check(footer) == footer_check, f"{path}: footer check")
+    records, at = [], 64
+    while at < footer_at:
+        record = read_record(data[:footer_at], at, is_aligned=True)
+        at = record.end + -record.end % 64
+        need(at <= footer_at and not any(data[record.end : at]), f"{path}: padding")
+        records.append(record)
+    rows = [
+        [
+            r.object_id,
+            r.offset,
+            r.header_size,
+            len(r.payload),
+            r.plain_size,
+            r.kind,
+            r.codec,
+            r.version,
+            b"".join(r.bases),
+        ]
+        for r in records
+    ]
+    need(unpack(footer) == rows and count == len(rows), f"{path}: footer says something else than the records")
+    return records, footer_check
+
+
+def _row(record: Record) -> list[Any]:
+    sizes = [record.offset, record.header_size, len(record.payload), record.plain_size]
+    return [record.object_id, *sizes, record.kind, record.codec, record.version, b"".join(record.bases)]
+
+
+@dataclass
+class Entry:
+    seq: int
+    previous: bytes
+    what: list[Any]
+    records: list[Record]
+    digest: bytes
+
+
+def read_entry(path: Path, store_id: bytes | None) -> tuple[Entry, bytes]:
+    """One entry, and the store id in it."""
+    data = path.read_bytes()
+    seq = int(path.name)
+    need(len(path.name) == 20 and path.parent.name == f"{seq // 1000:014d}", f"{path}: name")
+    need(96 <= len(data) <= 4_194_304 and data[:8] == b"CASENTR1", f"{path}: not an entry")
+    need(blake3(data[:-32]).digest() == data[-32:], f"{path}: digest")
+    found_seq, body_size, inline_size = struct.unpack_from("<QQQ", data, 8)
+    need(found_seq == seq and check(data[:48]) == data[48:64], f"{path}: header")
+    need(64 + body_size + inline_size + 32 == len(data), f"{path}: sizes")
+    need(store_id in (None, data[32:48]), f"{path}: another store's")
+    write_id, previous, _, _, _, what = unpack(data[64 : 64 + body_size])
+    need(len(write_id) == 16 and len(previous) == 32, f"{path}: envelope")
+    records, at = [], 64 + body_size
+    while at < len(data) - 32:
+        records.append(read_record(data[:-32], at, is_aligned=False))
+        at = records[-1].end
+    return Entry(seq, previous, what, records, data[-32:]), data[32:48]
+
+
+# --- objects, structure, scalars (§8 to §10) ---
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf: what it is, and its elements' bytes in C order. Leaves with equal `block` share memory."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    flags: int
+    block: int
+    offset: int
+    data: bytes = field(repr=False)
+
+
+@dataclass
+class Component:
+    step: int
+    necessity: int
+    manifest: bytes
+    leaves: dict[str, Leaf]
+    scalars: dict[str, Any]
+    containers: dict[str, str]  # path to kind, roots and empty ones included
+    opaque: list[str]
+
+
+@dataclass
+class Snapshot:
+    seq: int
+    id: bytes
+    run: str
+    branch: str
+    step: int
+    parent: bytes
+    metrics: dict[str, Any]
+    labels: dict[str, str]
+    components: dict[str, Component] = field(default_factory=dict)
+    config: Any = None
+    environment: dict[str, str] = field(default_factory=dict)
+    schema_version: int | None = None
+    is_retired: bool = False
+
+
+@dataclass
+class Store:
+    document: dict[str, Any]
+    snapshots: list[Snapshot]  # in the order of commitment
+    tags: dict[tuple[str, str], bytes]  # (run, name) to snapshot id
+    heads: dict[tuple[str, str], bytes]  # (run, branch) to snapshot id
+    codecs: dict[int, int]  # how many records each codec has
+    entry_count: int
+
+
+def read_store(root: str | Path) -> Store:
+    """Read and verify everything in a store; the index is not looked at."""
+    root = Path(root)
+    entries, document = _read_timeline(root)
+    store_id = bytes.fromhex(document["store_id"])
+    records = [record for entry in entries for record in entry.records]
+    for path in sorted(root.glob("packs/??/*")):
+        records += _read_named_pack(path, store_id, entries)
+    objects: dict[bytes, bytes] = {}
+    codecs: dict[int, int] = {}
+    for record in records:
+        objects[record.object_id] = decode(record)
+        codecs[record.codec] = codecs.get(record.codec, 0) + 1
+    store = Store(document, [], {}, {}, codecs, len(entries))
+    by_id: dict[bytes, Snapshot] = {}
+    for entry in entries:
+        _apply(entry, store, by_id, objects)
+    return store
+
+
+def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
+    paths = sorted(root.glob("timeline/*/*"))
+    first, store_id = read_entry(paths[0], None)
+    need(first.seq == 0 and first.what[0] == "create", "entry 0 creates the store")
+    document = json.loads(first.what[1])
+    need((root / "casckpt.json").read_bytes() == first.what[1], "casckpt.json and entry 0 differ")
+    need(document["casckpt_format"] == 1 and bytes.fromhex(document["store_id"]) == store_id, "document")
+    need(not any(document.get("features", {}).values()), "a feature that this reader does not know")
+    entries = [first]
+    for path in paths[1:]:
+        entry, _ = read_entry(path, store_id)
+        need(entry.seq == entries[-1].seq + 1 and entry.previous == entries[-1].digest, f"{path}: link")
+        entries.append(entry)
+    need(first.previous == bytes(32), "entry 0 links to something")
+    return entries, document
+
+
+def _read_named_pack(path: Path, store_id: bytes, entries: list[Entry]) -> list[Record]:
+    records, footer_check = read_pack(path, store_id)
+    refs = [ref for entry in entries if entry.what[0] == "commit" for ref in entry.what[6]]
+    wanted = [bytes.fromhex(path.name), path.stat().st_size, footer_check]
+    named = [ref for ref in refs if ref[0] == wanted[0]]
+    need(all(ref == wanted for ref in named), f"{path}: an entry says something else of it")
+    return records if named else []
+
+
+def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: dict[bytes, bytes]) -> None:
+    kind, *fields = entry.what
+    if kind == "commit":
+        run, branch, step, snapshot_id, expected, _, metrics, labels, _ = fields
+        need(store.heads.get((run, branch), b"") == expected, f"entry {entry.seq}: expected head")
+        inline = [record for record in entry.records if record.object_id == snapshot_id]
+        need(len(inline) == 1 and (inline[0].kind, inline[0].codec) == (5, 0), f"entry {entry.seq}: snapshot record")
+        found = _read_snapshot(objects, snapshot_id, entry.seq, dict(metrics), dict(labels))
+        need((found.run, found.branch, found.step) == (run, branch, step), f"entry {entry.seq}: snapshot")
+        store.heads[run, branch] = snapshot_id
+        store.snapshots.append(found)
+        by_id[snapshot_id] = found
+    elif kind == "annotate":
+        by_id[fields[0]].metrics.update(fields[1])
+        by_id[fields[0]].labels.update(fields[2])
+    elif kind == "tag":
+        run, name, snapshot_id = fields
+        store.tags.pop((run, name), None)
+        if snapshot_id:
+            store.tags[run, name] = by_id[snapshot_id].id
+    elif kind == "retire":
+        by_id[fields[0]].is_retired = True
+    else:
+        need(kind == "create" and entry.seq == 0, f"entry {entry.seq}: kind {kind!r}")
+
+
+def _read_snapshot(
+    objects: dict[bytes, bytes], snapshot_id: bytes, seq: int, metrics: dict[str, Any], labels: dict[str, str]
+) -> Snapshot:
+    version, run, branch, step, parent, context, components = unpack(objects[snapshot_id])
+    need(version == 1 and len(parent) in (0, 32) and len(context) in (0, 32), "snapshot")
+    found = Snapshot(seq, snapshot_id, run, branch, step, parent, metrics, labels)
+    if context:
+        version, found.schema_version, config, found.environment = unpack(objects[context])
+        need(version == 1, "context")
+        found.config = json.loads(config) if config else None
+    for name, (manifest, captured_at, logical_bytes, necessity) in components.items():
+        component, size = _read_component(objects, manifest, name, captured_at, necessity)
+        need(size == logical_bytes, f"{name}: logical bytes")
+        found.components[name] = component
+    return found
+
+
+def _read_component(
+    objects: dict[bytes, bytes], manifest: bytes, name: str, step: int, necessity: int
+) -> tuple[Component, int]:
+    version, structure_id, chunk_size, scalars_size, plain_size, chunk_count, ids = unpack(objects[manifest])
+    need(version == 1 and 4096 <= chunk_size <= 16_777_216 and necessity in (0, 1, 2), f"{name}: manifest")
+    version, tree, leaves, blocks = unpack(objects[structure_id])
+    need(version == 1, f"{name}: structure")
+    if chunk_count > 1024:
+        nodes = _cut(ids, 32)
+        need(all(len(objects[node]) == 1024 * 32 for node in nodes[:-1]), f"{name}: node size")
+        ids = b"".join(objects[node] for node in nodes)
+    chunks = [objects[chunk] for chunk in _cut(ids, 32)]
+    need(len(chunks) == chunk_count and sum(map(len, chunks)) == plain_size, f"{name}: chunks")
+    scalar_block, memory = _lay_out(chunks, scalars_size, blocks, chunk_size)
+    walk = _Walk(scalar_block, leaves, memory)
+    walk.node(name, tree)
+    need(walk.next_scalar == len(walk.values), f"{name}: scalars that no node has")
+    component = Component(step, necessity, manifest, walk.leaves, walk.scalars, walk.containers, walk.opaque)
+    return component, plain_size
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    need(len(data) % size == 0, "ids")
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _lay_out(
+    chunks: list[bytes], scalars_size: int, blocks: list[list[int]], chunk_size: int
+) -> tuple[bytes, dict[int, bytes]]:
+    """The scalar block and each block, cut out of the chunks by §11."""
+    small: dict[int, list[int]] = {}
+    large = []
+    for index, (size, itemsize) in enumerate(blocks):
+        if size < 65_536:
+            small.setdefault(itemsize, []).append(index)
+        else:
+            large.append([index])
+    memory: dict[int, bytes] = {}
+    at = 0
+    for section in [[-1], *(small[itemsize] for itemsize in sorted(small)), *large]:
+        sizes = [scalars_size if index < 0 else blocks[index][0] for index in section]
+        count = -(-sum(sizes) // chunk_size)
+        need(all(len(chunk) == chunk_size for chunk in chunks[at : at + count - 1]), "chunk size")
+        data = b"".join(chunks[at : at + count])
+        at += count
+        need(len(data) == sum(sizes), "section size")
+        position = 0
+        for index, size in zip(section, sizes, strict=True):
+            memory[index] = data[position : position + size]
+            position += size
+    need(at == len(chunks), "chunks that belong to no section")
+    return memory.pop(-1), memory
+
+
+class _Walk:
+    """A tree turned into paths: leaves, scalars, containers."""
+
+    def __init__(self, scalar_block: bytes, described: list[list[Any]], memory: dict[int, bytes]) -> None:
+        self.values = raise_value(unpack(scalar_block))
+        self.described, self.memory = described, memory
+        self.next_scalar = 0
+        self.leaves: dict[str, Leaf] = {}
+        self.scalars: dict[str, Any] = {}
+        self.containers: dict[str, str] = {}
+        self.opaque: list[str] = []
+
+    def node(self, path: str, node: Any) -> None:
+        if node is None:
+            self.scalars[path] = self.values[self.next_scalar]
+            self.next_scalar += 1
+        elif isinstance(node, int):
+            self.leaves[path] = self.leaf(node)
+        elif node[0] == 4:
+            self.opaque.append(path)
+            self.leaves[path] = self.leaf(node[2])
+        elif node[0] == 3:
+            self.containers[path] = f"rng:{node[1]}"
+            self.node(path, node[2])
+        else:
+            kind, keys, children = self.container(node)
+            self.containers.setdefault(path, kind)  # a generator's state has the generator's path
+            for key, child in zip(keys, children, strict=True):
+                text = key if isinstance(key, str) else repr(key)
+                self.node(f"{path}/{text.replace('~', '~0').replace('/', '~1')}", child)
+
+    def container(self, node: list[Any]) -> tuple[str, list[Any], list[Any]]:
+        if node[0] == 0:
+            _, kind, keys, children = node
+            return kind, raise_value(keys), children
+        if node[0] == 1:
+            _, kind, children, bound = node
+            return kind if bound is None else f"{kind}:{bound}", list(range(len(children))), children
+        need(node[0] == 2, f"unknown node {node[0]}")
+        _, name, fields, children = node
+        return f"namedtuple:{name}", fields, children
+
+    def leaf(self, index: int) -> Leaf:
+        kind, block, offset, dtype, shape, strides, flags = self.described[index]
+        itemsize = _itemsize(kind, dtype)
+        data = b""
+        if block >= 0:
+            data = b"".join(self.elements(self.memory[block], offset, shape, strides, itemsize, kind))
+        need(len(data) == prod(shape) * itemsize, "leaf size")
+        return Leaf(kind, dtype, tuple(shape), None if strides is None else tuple(strides), flags, block, offset, data)
+
+    def elements(
+        self, memory: bytes, offset: int, shape: list[int], strides: list[int] | None, itemsize: int, kind: str
+    ) -> Iterator[bytes]:
+        if strides is None:
+            need(offset + prod(shape) * itemsize <= len(memory), "leaf outside its block")
+            yield memory[offset : offset + prod(shape) * itemsize]
+            return
+        unit = itemsize if kind == "torch" else 1
+        for index in product(*map(range, shape)):
+            at = offset + unit * sum(i * stride for i, stride in zip(index, strides, strict=True))
+            need(0 <= at <= len(memory) - itemsize, "element outside its block")
+            yield memory[at : at + itemsize]
+
+
+def _itemsize(kind: str, dtype: str) -> int:
+    if kind == "torch":
+        return TORCH_SIZES[dtype]
+    if kind == "bytes":
+        need(dtype == "", "bytes with a dtype")
+        return 1
+    if dtype.startswith("{"):
+        return int(json.loads(dtype)["itemsize"])
+    digits = int(dtype[2:].split("[")[0])
+    return digits * 4 if dtype[1] == "U" else digits
+
+
+def raise_value(wire: Any) -> Any:
+    """A scalar from its wire form (§10). Foreign values become ("foreign", kind, payload)."""
+    if isinstance(wire, list):
+        return [raise_value(item) for item in wire]
+    if not isinstance(wire, Extension):
+        return wire
+    code, data = wire
+    if code == 1:
+        value = int.from_bytes(data, "big", signed=True)
+        need(len(data) == value.bit_length() // 8 + 1 and not -(1 << 63) <= value < 1 << 64, "big integer")
+        return value
+    if code == 2:
+        return complex(*struct.unpack(">dd", data))
+    if code == 3:
+        return data.decode("utf-8", "surrogatepass")
+    items = unpack(data)
+    if code == 4:
+        return tuple(raise_value(items))
+    if code == 5:
+        return set(raise_value(items))
+    if code == 6:
+        return frozenset(raise_value(items))
+    if code == 7:
+        return deque(raise_value(items[1]), items[0])
+    need(code == 8, f"unknown extension {code}")
+    return ("foreign", items[0], raise_value(items[1]))
+
+
+def main() -> None:
+    for snapshot in read_store(sys.argv[1]).snapshots:
+        print(f"{snapshot.seq:>8} {snapshot.run}/{snapshot.branch}@{snapshot.step} {snapshot.id.hex()[:16]}")
+        for name, component in snapshot.components.items():
+            whole = blake3()
+            for path, leaf in component.leaves.items():
+                whole.update(f"{path} {leaf.kind} {leaf.dtype} {leaf.shape}\n".encode() + leaf.data)
+            print(f"{'':>8}   {name:<20} {len(component.leaves):>6} leaves {whole.hexdigest()[:16]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""A program that knows docs/format.md alone restores what was committed, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import casckpt
+from casckpt.objects import writer
+from tests.conformance import independent_reader as reader
+from tests.conformance.sample_states import Sample, Unknown, sample
+from tests.format.test_format_doc import examples
+
+
+def described(value: Any) -> tuple[str, str, tuple[int, ...], bytes]:
+    """(kind, dtype, shape, bytes in C order) of a leaf, by NumPy's and torch's own means."""
+    if isinstance(value, bytes):
+        return "bytes", "", (len(value),), value
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return "torch", str(value.dtype).removeprefix("torch."), tuple(value.shape), plain
+    dtype = value.dtype.str if value.dtype.fields is None else RECORD_DTYPE
+    return "numpy", dtype, value.shape, value.tobytes()
+
+
+RECORD_DTYPE = (
+    '{"aligned":false,"fields":[["x",0,">i2",null],["y",4,["<f4",[2]],null]],"itemsize":16}'  # of sample_states.arrays
+)
+
+
+def check_component_contents(found: dict[str, reader.Component], expected: Sample) -> None:
+    """Everything in `expected` is found, and nothing else."""
+    leaves = {path: leaf for component in found.values() for path, leaf in component.leaves.items()}
+    scalars = {path: value for component in found.values() for path, value in component.scalars.items()}
+    containers = {path: kind for component in found.values() for path, kind in component.containers.items()}
+    for path, value in expected.leaves.items():
+        leaf = leaves[path]
+        assert (leaf.kind, leaf.dtype, leaf.shape, leaf.data) == described(value), path
+    for path, value in expected.scalars.items():
+        assert same(scalars[path], value), path
+    assert containers == expected.containers
+    assert (leaves.keys(), scalars.keys()) == (expected.leaves.keys(), expected.scalars.keys())
+    blocks = [{leaves[path].block for path in paths} for paths in expected.shared]
+    assert all(len(block) == 1 for block in blocks)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal in type and value; floats by their bits."""
+    if isinstance(expected, float):
+        return struct.pack(">d", found) == struct.pack(">d", expected)
+    return (
+        type(found) is type(expected)
+        and found == expected
+        and getattr(found, "maxlen", 0) == getattr(expected, "maxlen", 0)
+    )
+
+
+def test_every_leaf_scalar_and_container_is_restored(store_path: Path) -> None:
+    made = {step: sample(step) for step in (1, 2)}
+    with casckpt.open(store_path, create=True) as store:
+        for step, each in made.items():
+            store.commit(step, each.state)
+    found = reader.read_store(store_path)
+    assert [snapshot.step for snapshot in found.snapshots] == [1, 2]
+    for snapshot in found.snapshots:
+        check_component_contents(snapshot.components, made[snapshot.step])
+    assert set(found.codecs) == {0, 1, 2, 3}
+
+
+def test_flags_of_parameters_are_restored(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(5, sample(5).state)
+    leaves = reader.read_store(store_path).snapshots[0].components["shared"].leaves
+    flags = [leaves[f"shared/{name}"].flags for name in ("tied", "frozen", "base")]
+    assert flags == [3, 1, 0]
+
+
+@pytest.mark.parametrize("inline_limit", [0, 1 << 20], ids=["all in packs", "all inline"])
+def test_large_components_are_restored_from_packs_and_from_entries(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, inline_limit: int
+) -> None:
+    monkeypatch.setattr(writer, "INLINE_LIMIT", inline_limit)
+    rng = np.random.default_rng(0)
+    state: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+        "net": {
+            "weights": rng.normal(size=300_000).astype(np.float32),
+            "tail": rng.integers(0, 256, 70_001, dtype=np.uint8),
+            "zeros": np.zeros(1_500_000, np.uint8),
+        }
+    }
+    if inline_limit:
+        state = {"net": {"weights": state["net"]["weights"][:100_000], "zeros": state["net"]["zeros"]}}
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, state)
+    assert bool(list(store_path.glob("packs/*/*"))) == (inline_limit == 0)
+    leaves = reader.read_store(store_path).snapshots[0].components["net"].leaves
+    assert {path: leaf.data for path, leaf in leaves.items()} == {
+        f"net/{name}": value.tobytes() for name, value in state["net"].items()
+    }
+
+
+def test_more_chunks_than_a_manifest_holds_are_restored(store_path: Path) -> None:
+    ramp = np.arange(1_100 * 4096 // 8 + 5, dtype=np.int64)
+    with casckpt.open(store_path, create=True, chunk_size=4096) as store:
+        store.commit(1, {"ring": {"ramp": ramp}})
+    assert reader.read_store(store_path).snapshots[0].components["ring"].leaves["ring/ramp"].data == ramp.tobytes()
+
+
+def test_lineage_metrics_labels_config_and_opaque_leaves_are_restored(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True, run="seed-0") as store:
+        first = store.commit(10, {"a": {"x": np.arange(3)}}, metrics={"return": 1.5}, config={"lr": 0.1})
+        store.commit(20, {"a": {"x": np.arange(4)}}, labels={"note": "n"}, necessity={"a": "reloadable"})
+        store.annotate(10, metrics={"return": 2, "win": True}, labels={"kind": "best"})
+        store.tag("best", 10)
+        store.tag("gone", 20)
+        store.untag("gone")
+        store.resume(10)
+        branched = store.commit(15, {"a": {"x": np.arange(5)}, "extra": Unknown(4)}, allow_pickle=True)
+        store.retire(15)
+    found = reader.read_store(store_path)
+    by_step = {snapshot.step: snapshot for snapshot in found.snapshots}
+    assert list(by_step) == [10, 20, 15]
+    assert by_step[10].metrics == {"return": 2, "win": True}
+    assert by_step[10].labels == {"kind": "best"}
+    assert by_step[10].config == {"lr": 0.1}
+    assert by_step[10].id.hex() == first.id
+    assert (by_step[20].labels, by_step[20].components["a"].necessity) == ({"note": "n"}, 1)
+    assert by_step[15].parent == by_step[20].parent == by_step[10].id
+    assert by_step[15].is_retired
+    assert found.tags == {("seed-0", "best"): by_step[10].id}
+    assert found.heads == {("seed-0", "main"): by_step[20].id, ("seed-0", branched.branch): by_step[15].id}
+    assert by_step[15].components["extra"].opaque == ["extra"]
+
+
+def test_reader_notices_every_flipped_byte_that_the_document_gives_a_meaning(store_path: Path) -> None:
+    """The oracle must not be lenient: one bit anywhere in packs and timeline is an error."""
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(
+            1, {"a": {"x": np.arange(1000, dtype=np.float32), "noise": np.random.default_rng(0).bytes(70_000)}}
+        )
+    reader.read_store(store_path)
+    files = sorted([*store_path.glob("packs/*/*"), *store_path.glob("timeline/*/*")])
+    assert len(files) >= 3
+    for path in files:
+        intact = path.read_bytes()
+        for at in range(0, len(intact), max(1, len(intact) // 25)):
+            path.write_bytes(intact[:at] + bytes([intact[at] ^ 0x10]) + intact[at + 1 :])
+            with pytest.raises((reader.Damaged, ValueError, KeyError, struct.error)):
+                reader.read_store(store_path)
+        path.write_bytes(intact)
+    reader.read_store(store_path)
+
+
+def test_index_is_not_needed(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, {"a": {"x": np.arange(9)}})
+    shutil.rmtree(store_path / "index")
+    assert reader.read_store(store_path).snapshots[0].components["a"].leaves["a/x"].data == np.arange(9).tobytes()
+
+
+def test_reader_understands_the_examples_of_the_document() -> None:
+    found = examples()
+    record = reader.read_record(found["record, planes, in a pack"], 0, is_aligned=True)
+    assert reader.decode(record) == np.array([1, 2, -0.75, -5], np.float32).tobytes()
+    assert reader.decode(reader.read_record(found["record, raw"], 0, is_aligned=False)) == b"abc"
+    assert reader.raise_value(reader.unpack(found["scalar block"])) == [
+        *(0.5, None, 2**70, (1, "é"), {b"x"}, 1j),
+        ("foreign", "torch.dtype", "bfloat16"),
+    ]
+
+
+def test_reader_imports_only_the_standard_library_blake3_and_zstandard() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import independent_reader\n"
+        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    folder = Path(reader.__file__).parent
+    found = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['blake3', 'independent_reader', 'zstandard']"
+
+
+def test_reader_lists_a_store_from_the_command_line(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True) as store:
+        snapshot = store.commit(7, {"a": {"x": np.arange(9)}})
+    command = [sys.executable, str(reader.__file__), str(store_path)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"main/main@7 {snapshot.id[:16]}" in listed
