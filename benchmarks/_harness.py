@@ -101,6 +101,7 @@ def paired(subject: Timed, baseline: Timed, pair_count: int, *, warm_up_count: i
     """Time both, alternating who goes first; the first `warm_up_count` pairs are thrown away."""
     subject_s: list[float] = []
     baseline_s: list[float] = []
+    gc.collect()
     for number in range(-warm_up_count, pair_count):
         order = [(subject, subject_s), (baseline, baseline_s)]
         for action, seconds in order if number % 2 == 0 else reversed(order):
@@ -113,7 +114,6 @@ def paired(subject: Timed, baseline: Timed, pair_count: int, *, warm_up_count: i
 def timed(action: Timed) -> float:
     """Seconds that one `run` took."""
     prepared = action.prepare()
-    gc.collect()
     if action.syncs:
         os.sync()
     start = time.perf_counter()
