@@ -31,7 +31,7 @@ NAME_SIZE_MAX = 200  # run, branch, tag and component names, in UTF-8 bytes: the
 
 # --- memory and threads ---
 BATCH_SIZE = 8 * MIB  # bytes hashed or read per pool task: smaller tasks halve the rate
-PIPELINE_BUDGET = 64 * MIB  # encoded bytes in flight between hashing and writing
+SINGLE_THREAD_SIZE = MIB  # up to here one thread is done before another has started
 POOL_THREADS_MAX = 8
 
 # --- time ---

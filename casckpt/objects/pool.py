@@ -5,10 +5,11 @@ A forked child starts without it and makes its own at first use: the parent's th
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -76,6 +77,37 @@ def map_ordered(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -
             yield pending.popleft().result()
     finally:
         settle(pending)
+
+
+def run_all(function: Callable[[T], object], items: Sequence[T]) -> None:
+    """Call `function` with every item, on all pool threads, each taking the next when it is free; no order.
+
+    After a failure no further item is begun; the first failure is raised when all threads have stopped.
+    """
+    counter = itertools.count()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while not failures:
+            at = next(counter)  # one bytecode-level call: no two threads get the same number
+            if at >= len(items):
+                return
+            try:
+                function(items[at])
+            except BaseException as error:  # noqa: BLE001 - handed to the caller below
+                failures.append(error)
+
+    futures = [submit(work) for _ in range(min(thread_count(), len(items)))]
+    try:
+        for future in futures:
+            future.result()
+    except BaseException as error:
+        failures.append(error)  # an interrupt while waiting: the threads stop at their next item
+        raise
+    finally:
+        settle(futures)
+    if failures:
+        raise failures[0]
 
 
 def settle(futures: Iterable[Future[R]]) -> None:

@@ -7,7 +7,6 @@ in the cache; everything else passes through a scratch buffer per thread.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
 from casckpt.ids import ObjectId, StoreId
 from casckpt.index.kv import Kv, KvReader
 from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, number_key, places_of
-from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, OBJECT_SIZE_MAX
+from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import pool
 from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
@@ -114,45 +113,35 @@ class ObjectReader:
                 requests may or may not have been filled by then, and none is being filled any more.
         """
         order = sorted(range(len(requests)), key=lambda at: places[at][0][:2] if places[at] else (0, 0))
-        batches: list[list[tuple[Request, list[Place]]]] = [[]]
-        room = BATCH_SIZE
-        for at in order:
-            if room <= 0:
-                batches.append([])
-                room = BATCH_SIZE
-            batches[-1].append((requests[at], places[at]))
-            room -= requests[at].size
-        results = pool.map_ordered(self._read_batch, batches, ahead=2 * pool.thread_count())
-        with contextlib.closing(results):
-            for _ in results:
-                pass
+        jobs = [(requests[at], places[at]) for at in order]
+        if sum(request.size for request in requests) <= SINGLE_THREAD_SIZE:
+            for job in jobs:
+                self._read_tagged(job)
+        else:
+            pool.run_all(self._read_tagged, jobs)
 
     def prove_each(
         self, requests: Sequence[Request], places: Sequence[list[Place]]
     ) -> list[tuple[ObjectId, CasckptError]]:
         """Read and hash objects one by one in parallel; returns those that are bad, with the reason."""
 
-        def prove(at: int) -> CasckptError | None:
+        bad: list[tuple[ObjectId, CasckptError]] = []
+
+        def prove(at: int) -> None:
             try:
                 self._read_one(requests[at], places[at])
             except CasckptError as error:
-                return error
-            return None
+                bad.append((requests[at].object_id, error))
 
-        order = sorted(range(len(requests)), key=lambda at: places[at][0][:2])
-        results = pool.map_ordered(prove, order, ahead=4 * pool.thread_count())
-        with contextlib.closing(results):
-            return [
-                (requests[at].object_id, error) for at, error in zip(order, results, strict=True) if error is not None
-            ]
+        pool.run_all(prove, sorted(range(len(requests)), key=lambda at: places[at][0][:2]))
+        return bad
 
-    def _read_batch(self, batch: list[tuple[Request, list[Place]]]) -> None:
-        for request, places in batch:
-            try:
-                self._read_one(request, places)
-            except CasckptError as error:
-                error.facts["request_tag"] = error.request_tag = request.tag  # type: ignore[attr-defined]
-                raise
+    def _read_tagged(self, job: tuple[Request, list[Place]]) -> None:
+        try:
+            self._read_one(*job)
+        except CasckptError as error:
+            error.facts["request_tag"] = job[0].tag
+            raise
 
     def _read_one(self, request: Request, places: list[Place]) -> None:
         object_id, size, pieces, _ = request

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from casckpt.codec import Encoded, Hint, encode
-from casckpt.digest import check16, digest
+from casckpt.digest import CHECK_SIZE, check16, digest
 from casckpt.errors import ConcurrentMutationError, CorruptionError
 from casckpt.format.entry import PackRef
 from casckpt.format.pack import (
@@ -31,9 +31,9 @@ from casckpt.format.pack import (
     encode_pack_header,
     row_of,
 )
-from casckpt.format.record import CHUNK, CODEC_RAW, RecordHeader, encode_header, padding
+from casckpt.format.record import CHUNK, CODEC_RAW, PAYLOAD_CHECK_AT, RecordHeader, encode_header, padding
 from casckpt.ids import ObjectId, PackId, StoreId
-from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, INLINE_LIMIT, PACK_TARGET_SIZE
+from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, INLINE_LIMIT, PACK_TARGET_SIZE, SINGLE_THREAD_SIZE
 from casckpt.objects import pool
 from casckpt.objects.packs import pack_path
 from casckpt.storage.fs import File
@@ -95,8 +95,7 @@ class ObjectWriter:
         """
         results: list[tuple[ObjectId, bool]] = []
         self.unwritten_bytes = sum(task.size for task in tasks)
-        batches = pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
-        with contextlib.closing(batches):
+        with contextlib.closing(self._processed(tasks)) as batches:
             for object_id, plain_size, encoded in itertools.chain.from_iterable(batches):
                 is_new = encoded is not None and object_id not in self._seen
                 results.append((object_id, is_new))
@@ -104,6 +103,14 @@ class ObjectWriter:
                     self._add(CHUNK, object_id, plain_size, encoded)
                 self.unwritten_bytes -= plain_size
         return results
+
+    def _processed(
+        self, tasks: Sequence[ChunkTask]
+    ) -> Generator[list[tuple[ObjectId, int, Encoded | None]], None, None]:
+        if self.unwritten_bytes <= SINGLE_THREAD_SIZE:
+            yield self._process(tasks)  # handing it to another thread would take longer than doing it
+        else:
+            yield from pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
 
     def add(self, kind: int, plain: bytes) -> tuple[ObjectId, bool]:
         """Store one small object unless it is there; returns its id and whether it was new."""
@@ -230,22 +237,26 @@ class ObjectWriter:
         file = self._system.file_system.open(pack.path)
         try:
             buffer = memoryview(bytearray(CHUNK_SIZE + 2 * HEADER_SIZE))
-            for row, payload_check in zip(pack.rows, pack.payload_checks, strict=True):
+            is_good = file.read_into(buffer[:HEADER_SIZE], 0) == HEADER_SIZE and buffer[:HEADER_SIZE] == pack.header
+            for row, header in zip(pack.rows, pack.record_headers, strict=True):
                 size = row.header_size + row.stored_size
                 if size > len(buffer):
                     buffer = memoryview(bytearray(size))
                 count = file.read_into(buffer[:size], row.offset)
                 payload = buffer[row.header_size : size]
-                if count != size or check16(payload) != payload_check:
+                payload_check = header[PAYLOAD_CHECK_AT : PAYLOAD_CHECK_AT + CHECK_SIZE]
+                if count != size or buffer[: row.header_size] != header or check16(payload) != payload_check:
                     raise CorruptionError(
                         f"pack {pack.pack_id.hex()[:12]}…, record at offset {row.offset}: what was read back is not "
                         "what was to be written. Nothing was committed. Check this disk (`casckpt doctor`).",
                         object_id=ObjectId(row.object_id),
                     )
             tail = bytearray(len(pack.footer))
-            if file.read_into(tail, pack.footer_offset) != len(tail) or tail != pack.footer:
+            if not is_good or file.read_into(tail, pack.footer_offset) != len(tail) or tail != pack.footer:
                 raise CorruptionError(
-                    f"pack {pack.pack_id.hex()[:12]}…: its footer was not read back as written", pack_id=pack.pack_id
+                    f"pack {pack.pack_id.hex()[:12]}…: its header or footer was not read back as written. Nothing was "
+                    "committed. Check this disk (`casckpt doctor`).",
+                    pack_id=pack.pack_id,
                 )
             if pack.size >= PACK_TARGET_SIZE // 2:
                 # Training's own data needs the page cache more than bytes that are only read after a crash.
@@ -262,19 +273,20 @@ class _PackFile:
         self.path = path
         self.pack_id = pack_id
         self.rows: list[PackRow] = []
-        self.payload_checks: list[bytes] = []
+        self.record_headers: list[bytes] = []
         self.size = HEADER_SIZE
         self.footer = b""
         self.footer_offset = 0
         self.ref: PackRef | None = None
         self._flushed = 0
-        self._pending: list[bytes | memoryview] = [encode_pack_header(pack_id, store_id)]
+        self.header = encode_pack_header(pack_id, store_id)
+        self._pending: list[bytes | memoryview] = [self.header]
         self._preallocated = 0
 
     def append(self, header: RecordHeader, payload: memoryview) -> None:
         encoded = encode_header(header, is_aligned=True)
         self.rows.append(row_of(header, self.size, len(encoded)))
-        self.payload_checks.append(header.payload_check)
+        self.record_headers.append(encoded)
         self._pending += (encoded, payload)
         self.size += len(encoded) + len(payload)
         if padding(self.size):

@@ -191,6 +191,8 @@ class Committer:
 
     def _adopt_attempt(self) -> None:
         """Take an own earlier attempt that turns out to be published as the position."""
+        if not self.position.attempts:
+            return
         for name, row in self._catalog.branch_rows(self._run).items():
             if row.head in self.position.attempts:
                 self.stand_at(Position(name, SnapshotId(row.head), row.head_step))
