@@ -302,6 +302,7 @@ _GUARD = threading.Condition(
     threading.RLock()
 )  # over the registry and every environment's state; never held in I/O waits
 _REGISTRY: dict[Any, _Environment] = {}
+_forks_waiting = 0
 
 
 class _Environment:
@@ -366,6 +367,8 @@ class _Environment:
         """The open handle, kept open for the block."""
         me = threading.get_ident()
         with _GUARD:
+            if _forks_waiting and me not in self.active:
+                _GUARD.wait_for(lambda: not _forks_waiting, timeout=_FORK_WAIT_S)
             if not kv.is_open:
                 raise StorageError(f"index {self.folder}: closed. Open the store again.", index_path=self.folder)
             if self.inherited:
@@ -523,7 +526,9 @@ def _close_on_exec(data_path: str) -> None:
 
 
 def _before_fork() -> None:
+    global _forks_waiting
     _GUARD.acquire()
+    _forks_waiting += 1  # no new transactions, or busy threads would never leave a gap
     me = threading.get_ident()
     environments = list(_REGISTRY.values())
     _GUARD.wait_for(lambda: all(t == me for env in environments for t in env.active), timeout=_FORK_WAIT_S)
@@ -531,8 +536,16 @@ def _before_fork() -> None:
         environment._close_if_idle()
 
 
+def _after_fork_in_parent() -> None:
+    global _forks_waiting
+    _forks_waiting -= 1
+    _GUARD.notify_all()
+    _GUARD.release()
+
+
 def _after_fork_in_child() -> None:
-    global _GUARD
+    global _GUARD, _forks_waiting
+    _forks_waiting = 0
     _GUARD = threading.Condition(threading.RLock())
     for environment in _REGISTRY.values():
         environment._leave_to_parent()
@@ -540,6 +553,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=lambda: _GUARD.release(), after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

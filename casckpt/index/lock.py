@@ -6,7 +6,8 @@ go when the holder dies, so a lock of a killed process is free at once, and one 
 
 * Each acquisition opens a descriptor of its own, closed on release, so threads exclude each other as processes do; a
   thread lock in front only saves them the polling.
-* A forked child closes its copy at once: it never keeps its parent's lock alive.
+* A forked child closes its copy at once: it never keeps its parent's lock alive. (The kernel's lock belongs to the
+  open file, which both share; so no fork may fall between opening a descriptor and noting it: `FORK_GATE`.)
 * The file is opened without following links, and is never removed by this layer.
 
 Works on local file systems; the index lives nowhere else.
@@ -122,7 +123,8 @@ class WriteLock:
         self._note_holder()
 
     def _try_once(self) -> bool:
-        self._fd = self._open()
+        with FORK_GATE:
+            self._fd = self._open()
         try:
             is_mine = try_lock(self._fd) and _is_still_at(self._fd, self.path)
         except OSError as error:
@@ -138,9 +140,10 @@ class WriteLock:
             self._thread_lock.release()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with FORK_GATE:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def _open(self) -> int:
         try:
@@ -185,6 +188,9 @@ SAFE_FLAGS = (
     | getattr(os, "O_NONBLOCK", 0)
     | getattr(os, "O_NOINHERIT", 0)
 )  # no links, no inheritance, no waiting for the other end of a FIFO
+FORK_GATE = (
+    threading.Lock()
+)  # held where a descriptor that carries a lock is open but nowhere noted: no fork in between
 _ALL_LOCKS: weakref.WeakSet[WriteLock] = weakref.WeakSet()
 
 
@@ -222,6 +228,7 @@ def _is_still_at(fd: int, path: str) -> bool:
 
 
 def _forget_in_child() -> None:
+    FORK_GATE.release()
     for lock in list(_ALL_LOCKS):
         if lock._fd >= 0:
             os.close(lock._fd)
@@ -229,4 +236,4 @@ def _forget_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(before=FORK_GATE.acquire, after_in_parent=FORK_GATE.release, after_in_child=_forget_in_child)

@@ -14,7 +14,7 @@ import weakref
 from casckpt.errors import BusyError, StorageError
 from casckpt.index.health import seal
 from casckpt.index.lmdb_kv import DATA_NAME, WRITE_LOCK_NAME
-from casckpt.index.lock import SAFE_FLAGS, WriteLock, try_lock
+from casckpt.index.lock import FORK_GATE, SAFE_FLAGS, WriteLock, try_lock
 
 _PREFIX = "use-"
 
@@ -36,7 +36,8 @@ class FolderPresence:
     def renew(self) -> None:
         name = f"{os.getpid()}-{os.urandom(6).hex()}"
         unseen = os.path.join(self._folder, f"new-{name}")
-        self._fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, 0o666)
+        with FORK_GATE:
+            self._fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, 0o666)
         try_lock(self._fd)
         self._path = os.path.join(self._folder, _PREFIX + name)
         os.rename(unseen, self._path)
@@ -62,9 +63,10 @@ class FolderPresence:
         return WriteLock(os.path.join(self._folder, WRITE_LOCK_NAME)).hold(timeout_s=0)
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with FORK_GATE:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
 
 _ALL_MARKS: weakref.WeakSet[FolderPresence] = weakref.WeakSet()
