@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from casckpt.digest import check16
+from casckpt.digest import CHECK_SIZE, check16
 from casckpt.errors import CorruptionError
 from casckpt.ids import DIGEST_SIZE, ObjectId
 from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
@@ -34,6 +34,7 @@ from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
 MAGIC = b"CREC"
 _FIXED = struct.Struct("<4sIBBBBIQQ32s16s")
 _CHECK_AT = _FIXED.size  # 80
+PAYLOAD_CHECK_AT = _CHECK_AT - CHECK_SIZE
 FIXED_SIZE = _CHECK_AT + 16  # 96
 PARAMS_SIZE_MAX = 1 << 20
 

@@ -137,7 +137,10 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
 
 
 def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
-    """Make an empty store: folders, then entry 0, then casckpt.json. Whoever links entry 0 first decides."""
+    """Make an empty store: folders, then entry 0, then casckpt.json. Whoever links entry 0 first decides.
+
+    The folders are durable before entry 0 is there: who finds it may commit at once, also when its writer died.
+    """
     from casckpt import __version__
 
     fs = system.file_system
@@ -147,9 +150,9 @@ def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
             f"{root}: the folder is not empty and holds no store (found {', '.join(others[:3])}). Choose a new folder.",
             path=root,
         )
-    os.makedirs(os.path.dirname(root), exist_ok=True)
-    for folder in (root, *(f"{root}/{name}" for name in _FOLDERS)):
-        fs.make_folder(folder)
+    _make_durable_folder(fs, root)
+    for name in _FOLDERS:
+        fs.make_folder(f"{root}/{name}")
     fs.sync_folder(root)
     document = StoreDocument(
         FORMAT_VERSION, system.random_bytes(16).hex(), f"casckpt {__version__}", chunk_size=chunk_size
@@ -165,8 +168,16 @@ def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
         assert found is not None
         return found
     _write_document(fs, root, system, encoded)
-    fs.sync_folder(os.path.dirname(root))
     return document
+
+
+def _make_durable_folder(fs: FileSystem, path: str) -> None:
+    """A folder and those above it that are missing, each name synced."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        _make_durable_folder(fs, parent)
+    fs.make_folder(path)
+    fs.sync_folder(parent)
 
 
 def _write_document(fs: FileSystem, root: str, system: System, encoded: bytes) -> None:
