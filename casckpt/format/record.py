@@ -37,6 +37,7 @@ _CHECK_AT = _FIXED.size  # 80
 PAYLOAD_CHECK_AT = _CHECK_AT - CHECK_SIZE
 FIXED_SIZE = _CHECK_AT + 16  # 96
 PARAMS_SIZE_MAX = 1 << 20
+HEADER_SIZE_MAX = FIXED_SIZE + 255 * DIGEST_SIZE + PARAMS_SIZE_MAX + RECORD_ALIGNMENT
 
 CODEC_RAW = 0
 
@@ -90,6 +91,11 @@ def encode_header(header: RecordHeader, *, is_aligned: bool) -> bytes:
         header.payload_check,
     )
     return b"".join((fixed, check16(fixed + tail), tail))
+
+
+def claimed_size(start: bytes) -> int:
+    """What the first bytes of a header claim as its size; unchecked, so only good for deciding how much to read."""
+    return int.from_bytes(start[4:8], "little")
 
 
 def decode_header(data: Any, what: str, *, limit: int | None = None) -> RecordHeader:

@@ -15,12 +15,12 @@ from casckpt.format.pack import (
     decode_trailer,
     row_of,
 )
-from casckpt.format.record import FIXED_SIZE, decode_header, padding
+from casckpt.format.record import FIXED_SIZE, HEADER_SIZE_MAX, claimed_size, decode_header, padding
 from casckpt.ids import PACK_ID_SIZE, PackId, StoreId
 from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
 from casckpt.storage.fs import File, FileSystem
 
-_HEADER_READ = 8192  # covers a header with hundreds of bases; longer ones are read again in full
+_HEADER_READ = 4096  # covers a header with a hundred bases; of a longer one the rest is read too
 
 
 def pack_path(root: str, pack_id: bytes) -> str:
@@ -72,7 +72,11 @@ def scan_rows(file: File, size: int) -> Iterator[PackRow]:
     at = HEADER_SIZE
     while at + FIXED_SIZE <= size:
         try:
-            header = decode_header(_read(file, at, min(_HEADER_READ, size - at)), f"record at {at}", limit=size - at)
+            start = _read(file, at, min(_HEADER_READ, size - at))
+            header_size = claimed_size(start)
+            if _HEADER_READ < header_size <= min(size - at, HEADER_SIZE_MAX):
+                start = _read(file, at, header_size)
+            header = decode_header(start, f"record at {at}", limit=size - at)
         except CorruptionError:
             at += RECORD_ALIGNMENT
             continue

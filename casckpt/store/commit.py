@@ -11,6 +11,7 @@ compared place by place. What is reused is only believed while the files that ho
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from casckpt.errors import (
     InvalidInputError,
     OutOfSpaceError,
     StepOrderError,
+    StoreWarning,
 )
 from casckpt.format import wire
 from casckpt.format.entry import Body, Commit, Entry, Envelope, decode_entry, encode_entry
@@ -158,6 +160,13 @@ class Committer:
         if parent is not None and draft.step == parent.step:
             return self._same_step(draft, parent, refs)
         self._check_unmoved(draft)
+        if writer.rejected_count:
+            warnings.warn(
+                f"step {draft.step}: {writer.rejected_count} chunks did not decode to what was encoded and are stored "
+                "raw. A compression library or this machine's memory is at fault: run `casckpt doctor`.",
+                StoreWarning,
+                stacklevel=5,
+            )
         written = writer.publish()
         entry, snapshot = self._publish(draft, refs, context, written, new_bytes)
         self._keeper.catch_up_after_commit(entry, written.rows)
