@@ -7,6 +7,7 @@ between live tensors and staging buffers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,9 +21,14 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TORCH_I
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ITEMSIZES = {dtype: TORCH_ITEMSIZES[name] for name, dtype in DTYPES.items()}
 
+_is_cpu, _dtype, _shape = attrgetter("is_cpu"), attrgetter("dtype"), attrgetter("shape")
+_requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")
+_COMPLEX = frozenset(name for name in DTYPES if name.startswith("complex"))
+_CONJUGABLE = frozenset(map(DTYPES.__getitem__, _COMPLEX))
+
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
-LEAF_TYPES = (torch.Tensor, torch.nn.Parameter)
+LEAF_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 GENERATOR = torch.Generator
 _strided = torch.strided
 _PIECE_SIZE = (
@@ -47,7 +53,7 @@ def describe(tensor: torch.Tensor) -> Described:
     size = tensor.nbytes
     if not size:
         return ("torch", name, shape, None, flags), -1, 0, 0, True
-    is_lazy = tensor.is_neg() or tensor.is_conj()
+    is_lazy = tensor.is_neg() or (name in _COMPLEX and tensor.is_conj())
     if not is_lazy and tensor.is_cpu and tensor.is_contiguous():
         low = tensor.data_ptr()
         return ("torch", name, shape, None, flags), low, low + size, low, True
@@ -84,17 +90,28 @@ def _refusal(tensor: torch.Tensor) -> str:
     return f"tensors of {tensor.dtype} are not supported; store `int_repr()`, scale and zero point"
 
 
-def versions_of(objects: list[Any]) -> dict[int, int]:
-    """Position → counter that in-place operations raise, of the tensors among `objects` that have one."""
-    versions = {}
-    for position, value in enumerate(objects):
-        if isinstance(value, Tensor) and not value.is_inference():
-            versions[position] = value._version
-    return versions
+def survey(tensors: list[torch.Tensor]) -> tuple[list[Any], ...] | None:
+    """All that `describe` depends on, of many tensors: equal surveys mean equal descriptions.
+
+    None where a tensor is special (sparse, nested, lazily conjugate or negative, not on the CPU, made in inference
+    mode), which is described alone. About 0.4 µs a tensor.
+    """
+    try:
+        if not all(map(_is_cpu, tensors)) or any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_inference, tensors)):
+            return None
+        dtypes = list(map(_dtype, tensors))
+        if any(map(_CONJUGABLE.__contains__, dtypes)):
+            return None
+        places = list(map(Tensor.data_ptr, tensors))
+        layout = (list(map(_shape, tensors)), list(map(Tensor.stride, tensors)), list(map(_requires_grad, tensors)))
+    except RuntimeError:  # sparse tensors have no address, nested ones no shape
+        return None
+    return places, dtypes, list(map(type, tensors)), *layout
 
 
-def is_on_cpu(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_cpu)
+def versions(tensors: list[torch.Tensor]) -> list[int]:
+    """The counters that in-place operations raise, of surveyed tensors."""
+    return list(map(_version, tensors))
 
 
 def device_source(tensor: torch.Tensor, low: int, size: int) -> Callable[[int, int], memoryview]:

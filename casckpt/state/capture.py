@@ -15,7 +15,7 @@ from typing import Any
 from casckpt.format.scalars import encode_value
 from casckpt.format.structure import VERSION, Node, Structure, encode_structure, leaf_places
 from casckpt.state.blocks import DEVICE_BIT, Blocks, Plan, Source, plan_blocks
-from casckpt.state.walk import Walk
+from casckpt.state.walk import Kept, Walk
 
 
 class Captured:
@@ -29,14 +29,22 @@ class Captured:
     """
 
     def __init__(
-        self, component: str, structure: Structure, structure_bytes: bytes, scalars: bytes, blocks: Blocks, keep: Kept
+        self,
+        component: str,
+        structure: Structure,
+        structure_bytes: bytes,
+        scalars: bytes,
+        blocks: Blocks,
+        kept: Kept,
+        plan: Plan,
     ) -> None:
         self.component = component
         self.structure = structure
         self.structure_bytes = structure_bytes
         self.scalars = scalars
         self.blocks = blocks
-        self.kept = keep
+        self.kept = kept
+        self.plan = plan
         self.logical_bytes = len(scalars) + sum(size for size, _ in structure.blocks)
 
     def release(self) -> None:
@@ -50,24 +58,11 @@ class Captured:
 
         Arrays, and writes that pass torch by (`.data`, numpy views), do not show here. Costs 0.1 µs a tensor.
         """
-        numbers = self.kept.moved()
+        objects = self.kept.objects
+        numbers = {leaf for leaf, version in self.kept.versions.items() if objects[leaf]._version != version}
         if not numbers:
             return []
         return [place.path for place in leaf_places(self.structure, self.component) if place.leaf in numbers]
-
-
-class Kept:
-    """What keeps a capture's memory alive, and what recognises an unchanged one."""
-
-    def __init__(self, objects: list[Any], extents: list[Any], plan: Plan, versions: dict[int, int]) -> None:
-        self.objects = objects  # by leaf
-        self.extents = extents
-        self.plan = plan
-        self.versions = versions  # leaf → version counter, torch only
-
-    def moved(self) -> set[int]:
-        objects = self.objects
-        return {leaf for leaf, version in self.versions.items() if objects[leaf]._version != version}
 
 
 def capture(component: str, value: Any, *, allow_pickle: bool = False, previous: Captured | None = None) -> Captured:
@@ -84,24 +79,17 @@ def capture(component: str, value: Any, *, allow_pickle: bool = False, previous:
     Raises:
         UnsupportedStateError: a leaf, key or container that cannot be stored; `path` names it.
     """
-    walk = Walk(component, allow_pickle)
+    walk = Walk(component, allow_pickle, previous.kept if previous is not None else None)
     tree = walk.node(value)
-    kept = _keep(walk, previous)
-    plan = kept.plan
+    extents = walk.extents
+    if previous is not None and previous.kept.extents == extents:
+        extents, plan = previous.kept.extents, previous.plan
+    else:
+        plan = plan_blocks(extents)
     structure, encoded = _structure_of(tree, plan, previous)
     blocks = Blocks(plan.blocks, plan.addresses, _sources(plan, walk))
-    return Captured(component, structure, encoded, encode_value(walk.scalars), blocks, kept)
-
-
-def _keep(walk: Walk, previous: Captured | None) -> Kept:
-    versions: dict[int, int] = {}
-    if any(extent[0][0] == "torch" for extent in walk.extents):
-        from casckpt.state import _torch
-
-        versions = _torch.versions_of(walk.objects)
-    if previous is not None and previous.kept.extents == walk.extents:
-        return Kept(walk.objects, previous.kept.extents, previous.kept.plan, versions)
-    return Kept(walk.objects, walk.extents, plan_blocks(walk.extents), versions)
+    kept = Kept(walk.objects, extents, walk.versions, walk.surveys)
+    return Captured(component, structure, encoded, encode_value(walk.scalars), blocks, kept, plan)
 
 
 def _structure_of(tree: Node, plan: Plan, previous: Captured | None) -> tuple[Structure, bytes]:

@@ -18,8 +18,9 @@ from typing import Any
 
 from casckpt.errors import BusyError, ConcurrentMutationError
 from casckpt.state.blocks import Blocks
-from casckpt.state.capture import Captured, Kept
+from casckpt.state.capture import Captured
 from casckpt.state.memory import window
+from casckpt.state.walk import Kept
 
 GENERATIONS = 2
 _ALIGNMENT = 64
@@ -35,6 +36,7 @@ class _Slot:
         self.address = 0
         self.capacity = 0
         self.offsets: list[int] = []
+        self.addresses: list[int] = []
         self.extents: Any = None  # of the capture that `pairs` was made for
         self.pairs: Any = None
 
@@ -57,6 +59,7 @@ class _Slot:
             self.pairs = None
         self.extents = kept.extents
         if self.pairs is None:
+            self.addresses = [self.address + offset for offset in self.offsets]
             self.pairs = self._pair(captured)
         if "torch" in sys.modules:
             from casckpt.state import _torch
@@ -91,13 +94,10 @@ class _Slot:
 
     def captured(self, captured: Captured) -> Captured:
         """The component, backed by this slot."""
-        kept = captured.kept
-        addresses = [self.address + offset for offset in self.offsets]
-        blocks = Blocks(captured.blocks.sizes, addresses, {})
-        held = Kept([self.buffer], kept.extents, kept.plan, {})
-        return Captured(
-            captured.component, captured.structure, captured.structure_bytes, captured.scalars, blocks, held
-        )
+        blocks = Blocks(captured.blocks.sizes, self.addresses, {})
+        held = Kept([self.buffer], captured.kept.extents, {}, captured.kept.surveys)
+        parts = (captured.structure, captured.structure_bytes, captured.scalars)
+        return Captured(captured.component, *parts, blocks, held, captured.plan)
 
 
 def _allocate(size: int) -> tuple[Any, int]:
