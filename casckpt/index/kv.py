@@ -26,7 +26,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from casckpt.errors import InvalidInputError
 
@@ -112,6 +112,16 @@ def unknown_table(table: str, tables: Iterable[str]) -> InvalidInputError:
     return InvalidInputError(f"index table {table!r} does not exist: expected one of {', '.join(tables)}.", table=table)
 
 
+class Ended:
+    """Stands for what a transaction worked on, once its block has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise InvalidInputError("index transaction used after its block ended. Begin a new one.")
+
+    def __getitem__(self, table: str) -> Any:
+        return self.__getattr__(table)
+
+
 class MemoryKv:
     """Tables as dicts in this process. Forks get a copy; nothing is shared and nothing survives.
 
@@ -133,9 +143,11 @@ class MemoryKv:
         with self._lock:
             seen = dict(self._entries)
             self._readers.append(seen)
+        txn = _MemoryReader(seen)
         try:
-            yield _MemoryReader(seen)
+            yield txn
         finally:
+            txn.end()
             with self._lock:
                 self._readers = [reader for reader in self._readers if reader is not seen]
 
@@ -143,9 +155,13 @@ class MemoryKv:
     def write(self) -> Iterator[KvWriter]:
         with self._writing:
             txn = _MemoryWriter(self._entries)
-            yield txn
+            try:
+                yield txn
+            except BaseException:
+                txn.end()
+                raise
             with self._lock:
-                for table, changes in txn.changes.items():
+                for table, changes in txn.end().items():
                     self._apply(table, changes)
 
     def _apply(self, table: str, changes: dict[bytes, bytes | None]) -> None:
@@ -196,13 +212,17 @@ class _Entries:
 
 class _MemoryReader:
     def __init__(self, entries: dict[str, _Entries]) -> None:
-        self._entries = entries
+        self._entries: Any = entries
+
+    def end(self) -> None:
+        self._entries = Ended()
 
     def _table(self, table: str) -> _Entries:
         try:
-            return self._entries[table]
+            entries: _Entries = self._entries[table]
         except KeyError:
             raise unknown_table(table, self._entries) from None
+        return entries
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return self._table(table).values.get(key)
@@ -230,13 +250,20 @@ class _MemoryWriter:
 
     def __init__(self, entries: dict[str, _Entries]) -> None:
         self._base = _MemoryReader(entries)
-        self.changes: dict[str, dict[bytes, bytes | None]] = {table: {} for table in entries}
+        self._changes: Any = {table: {} for table in entries}
+
+    def end(self) -> dict[str, dict[bytes, bytes | None]]:
+        """The changes of each table; after it the transaction does nothing more."""
+        changes: dict[str, dict[bytes, bytes | None]] = self._changes
+        self._changes = Ended()
+        return changes
 
     def _changed(self, table: str) -> dict[bytes, bytes | None]:
         try:
-            return self.changes[table]
+            changes: dict[bytes, bytes | None] = self._changes[table]
         except KeyError:
-            raise unknown_table(table, self.changes) from None
+            raise unknown_table(table, self._changes) from None
+        return changes
 
     def get(self, table: str, key: bytes) -> bytes | None:
         changes = self._changed(table)

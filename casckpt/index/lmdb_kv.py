@@ -27,12 +27,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 
-from casckpt.errors import BusyError, CasckptError, CorruptionError, OutOfSpaceError, ReadOnlyError, StorageError
-from casckpt.index.kv import SCAN_BATCH, KvReader, KvWriter, check_key, unknown_table
+from casckpt.errors import (
+    BusyError,
+    CasckptError,
+    CorruptionError,
+    OutOfSpaceError,
+    ReadOnlyError,
+    StorageError,
+)
+from casckpt.index.kv import SCAN_BATCH, Ended, KvReader, KvWriter, check_key, unknown_table
 from casckpt.index.lock import WriteLock
 
 DATA_NAME, LOCK_NAME, WRITE_LOCK_NAME = "data.mdb", "lock.mdb", "write.lock"
@@ -74,6 +81,9 @@ def prepare_folder(folder: str) -> None:
             zeros = zeros[os.write(fd, zeros) :]
     finally:
         os.close(fd)
+
+
+T = TypeVar("T", bound="_Reader")
 
 
 class Presence(Protocol):
@@ -127,8 +137,8 @@ class LmdbKv:
 
     @contextmanager
     def read(self) -> Iterator[KvReader]:
-        with self._transaction(write=False) as txn:
-            yield _Reader(txn, self._environment)
+        with self._transaction(_Reader) as txn:
+            yield txn
 
     @contextmanager
     def write(self, timeout_s: float | None = None) -> Iterator[KvWriter]:
@@ -138,47 +148,35 @@ class LmdbKv:
                 f"index {self.folder}: opened read-only. Open the store without read_only=True to write."
             )
         environment = self._environment
-        with environment.kept(), environment.write_lock.hold(timeout_s), self._transaction(write=True) as txn:
-            writer = _Writer(txn, environment)
-            yield writer
-            writer.store_counts()
+        with environment.kept(), environment.write_lock.hold(timeout_s), self._transaction(_Writer) as txn:
+            yield txn
 
     @contextmanager
-    def _transaction(self, *, write: bool) -> Iterator[Any]:
+    def _transaction(self, kind: type[T]) -> Iterator[T]:
         environment = self._environment
         with environment.use(self) as handle:
-            process = os.getpid()
-            if process != self._process and self._presence is not None:
-                with environment.typed:
+            with environment.typed:
+                if self._process != os.getpid() and self._presence is not None:
                     self._presence.renew()
-            self._process = process
-            with environment.typed:
-                txn = handle.begin(write=write)
+                self._process = os.getpid()
+                txn = kind(handle, environment)
             try:
-                yield txn
+                yield txn  # not inside `typed`: what the caller's block raises is the caller's
             except BaseException:
-                if os.getpid() == process:
-                    txn.abort()
+                txn.end(commit=False)
                 raise
-            if os.getpid() != process:
-                environment.inherited.append(txn)
-                if write:
-                    raise _forked(environment.folder)
-                return
-            with environment.typed:
-                txn.commit() if write else txn.abort()
+            txn.end(commit=True)
 
     @property
     def token(self) -> bytes | None:
         """What `set_token` stored: tells this environment from another one that took its place, inode and all."""
-        with self._transaction(write=False) as txn, self._environment.typed:
-            token: bytes | None = txn.get(_TOKEN_KEY)
-            return token
+        with self._transaction(_Reader) as txn, self._environment.typed:
+            return txn.get_own(_TOKEN_KEY)
 
     def set_token(self, token: bytes) -> None:
         environment = self._environment
-        with environment.kept(), environment.write_lock.hold(), self._transaction(write=True) as txn, environment.typed:
-            txn.put(_TOKEN_KEY, token)
+        with environment.kept(), environment.write_lock.hold(), self._transaction(_Writer) as txn, environment.typed:
+            txn.put_own(_TOKEN_KEY, token)
 
     def close(self) -> None:
         self._finalizer()
@@ -197,8 +195,34 @@ class _Reader:
     timeout. Under the byte 0 lie the tables' entry counts and the token.
     """
 
-    def __init__(self, txn: Any, environment: _Environment) -> None:
-        self._txn, self._typed, self._prefixes = txn, environment.typed, environment.prefixes
+    is_writer = False
+
+    def __init__(self, handle: Any, environment: _Environment) -> None:
+        self._txn: Any = handle.begin(write=self.is_writer)
+        self._environment, self._process = environment, os.getpid()
+        self._typed, self._prefixes = environment.typed, environment.prefixes
+
+    def end(self, *, commit: bool) -> None:
+        """End LMDB's transaction and let go of it while its environment is surely open."""
+        txn, self._txn = self._txn, Ended()
+        try:
+            if os.getpid() != self._process:
+                self._environment.inherited.append(txn)
+                if commit and self.is_writer:
+                    raise _forked(self._environment.folder)
+                return
+            with self._typed:
+                self._commit(txn) if commit and self.is_writer else txn.abort()
+        finally:
+            del txn  # a traceback would keep it
+
+    def _commit(self, txn: Any) -> None:
+        txn.commit()
+
+    def get_own(self, row: bytes) -> bytes | None:
+        """A row that belongs to no table."""
+        value: bytes | None = self._txn.get(row)
+        return value
 
     def _prefix(self, table: str) -> bytes:
         try:
@@ -258,9 +282,22 @@ class _Reader:
 
 
 class _Writer(_Reader):
-    def __init__(self, txn: Any, environment: _Environment) -> None:
-        super().__init__(txn, environment)
+    is_writer = True
+
+    def __init__(self, handle: Any, environment: _Environment) -> None:
+        super().__init__(handle, environment)
         self._added = dict.fromkeys(self._prefixes, 0)  # change of each table's entry count
+
+    def _commit(self, txn: Any) -> None:
+        for table, added in self._added.items():
+            if added:
+                row = _COUNT_PREFIX + self._prefixes[table]
+                count = int.from_bytes(txn.get(row) or b"", "little") + added
+                txn.put(row, count.to_bytes(8, "little"))
+        txn.commit()
+
+    def put_own(self, row: bytes, value: bytes) -> None:
+        self._txn.put(row, value)
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         check_key(key)
@@ -289,13 +326,6 @@ class _Writer(_Reader):
 
     def count(self, table: str) -> int:
         return super().count(table) + self._added[table]
-
-    def store_counts(self) -> None:
-        for table, added in self._added.items():
-            if added:
-                count = super().count(table) + added
-                with self._typed:
-                    self._txn.put(_COUNT_PREFIX + self._prefix(table), count.to_bytes(8, "little"))
 
 
 _GUARD = threading.Condition(

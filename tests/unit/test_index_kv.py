@@ -164,6 +164,30 @@ def test_a_write_transaction_inside_another_is_refused_instead_of_waiting_for_it
     assert contents(kv, "meta") == [(b"outer", b"1")]
 
 
+def test_what_the_block_raises_arrives_unchanged(kv: AnyKv) -> None:
+    error = OSError(5, "pack unreadable")
+    for transaction in (kv.read, kv.write):
+        with pytest.raises(OSError, match="pack unreadable") as caught, transaction():
+            raise error
+        assert caught.value is error
+
+
+def test_a_transaction_is_refused_after_its_block(kv: AnyKv) -> None:
+    fill(kv, 2)
+    with kv.read() as reader:
+        pass
+    with kv.write() as writer:
+        pass
+    for access in (
+        lambda: reader.get("objects", b"k"),
+        lambda: writer.put("objects", b"k", b"v"),
+        lambda: writer.count("objects"),
+    ):
+        with pytest.raises(InvalidInputError, match="after its block ended"):
+            access()
+    assert len(contents(kv)) == 2
+
+
 def test_increments_from_eight_threads_are_all_counted(kv: AnyKv) -> None:
     def count_up() -> None:
         for _ in range(50):
