@@ -90,28 +90,25 @@ def _refusal(tensor: torch.Tensor) -> str:
     return f"tensors of {tensor.dtype} are not supported; store `int_repr()`, scale and zero point"
 
 
-def survey(tensors: list[torch.Tensor]) -> tuple[list[Any], ...] | None:
-    """All that `describe` depends on, of many tensors: equal surveys mean equal descriptions.
+def survey(tensors: list[torch.Tensor]) -> tuple[tuple[list[Any], ...], list[int]] | None:
+    """All that `describe` depends on, of many tensors: equal surveys mean equal descriptions. And their versions.
 
-    None where a tensor is special (sparse, nested, lazily conjugate or negative, not on the CPU, made in inference
-    mode), which is described alone. About 0.4 µs a tensor.
+    None where a tensor is special (sparse, nested, complex, lazily negative, not on the CPU, made in inference
+    mode), which is described alone. About 0.3 µs a tensor.
     """
     try:
-        if not all(map(_is_cpu, tensors)) or any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_inference, tensors)):
-            return None
+        versions = list(map(_version, tensors))
         dtypes = list(map(_dtype, tensors))
-        if any(map(_CONJUGABLE.__contains__, dtypes)):
+        if not all(map(_is_cpu, tensors)) or any(map(Tensor.is_neg, tensors)) or not _CONJUGABLE.isdisjoint(dtypes):
             return None
         places = list(map(Tensor.data_ptr, tensors))
-        layout = (list(map(_shape, tensors)), list(map(Tensor.stride, tensors)), list(map(_requires_grad, tensors)))
-    except RuntimeError:  # sparse tensors have no address, nested ones no shape
+        shapes = list(map(_shape, tensors))
+        in_order = list(map(Tensor.is_contiguous, tensors))
+        strides = [tensor.stride() for tensor, is_plain in zip(tensors, in_order, strict=True) if not is_plain]
+    except RuntimeError:  # tensors made in inference mode have no version, sparse ones no address, nested ones no shape
         return None
-    return places, dtypes, list(map(type, tensors)), *layout
-
-
-def versions(tensors: list[torch.Tensor]) -> list[int]:
-    """The counters that in-place operations raise, of surveyed tensors."""
-    return list(map(_version, tensors))
+    types = list(map(type, tensors))
+    return (places, dtypes, shapes, in_order, strides, types, list(map(_requires_grad, tensors))), versions
 
 
 def device_source(tensor: torch.Tensor, low: int, size: int) -> Callable[[int, int], memoryview]:

@@ -8,6 +8,7 @@ import enum
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,39 @@ def test_the_structure_is_equal_between_steps_and_reused_when_nothing_changed_it
     assert third.structure_bytes == capture("c", state).structure_bytes != first.structure_bytes
 
 
+CHANGES = {
+    "nothing": lambda row, key: None,
+    "transposed in place": lambda row, key: row[key].t_(),
+    "resized in place": lambda row, key: row[key].resize_(3, 2),
+    "other memory": lambda row, key: setattr(row[key], "data", torch.full((4, 3), 5.0)),
+    "gradient": lambda row, key: row[key].requires_grad_(),
+    "parameter": lambda row, key: row.__setitem__(key, torch.nn.Parameter(row[key], requires_grad=False)),
+    "dtype of the same memory": lambda row, key: row.__setitem__(key, row[key].view(torch.int32)),
+    "column": lambda row, key: row.__setitem__(key, row[key][:, 1]),
+    "tied": lambda row, key: row.__setitem__(key, row["2"]),
+    "an array": lambda row, key: row.__setitem__(key, row[key].numpy()),
+    "conjugate": lambda row, key: row.__setitem__(key, torch.ones(2, dtype=torch.complex64).conj()),
+    "negative": lambda row, key: row.__setitem__(key, torch.ones(2, dtype=torch.complex64).conj().imag),
+    "gone": lambda row, key: row.pop(key),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_capture_that_knows_an_earlier_one_says_what_one_without_it_says(change: str) -> None:
+    row: dict[str, Any] = {str(number): torch.full((4, 3), float(number)) for number in range(12)}
+    before = capture("c", row)
+    CHANGES[change](row, "7")
+    known, fresh = capture("c", row, previous=before), capture("c", row)
+    assert known.structure_bytes == fresh.structure_bytes
+    assert known.blocks.sizes == fresh.blocks.sizes
+    for block in range(len(fresh.blocks)):
+        size = fresh.blocks.size(block)
+        assert known.blocks.view(block, 0, size) == fresh.blocks.view(block, 0, size)
+    assert (known.structure_bytes is before.structure_bytes) == (change in ("nothing", "other memory"))
+    row["0"].add_(1)
+    assert known.moved() == ["c/0"]
+
+
 def test_a_state_without_torch_and_numpy_imports_neither() -> None:
     code = (
         "import sys; from casckpt.state import *\n"
@@ -236,8 +270,6 @@ def test_a_module_directory_of_five_thousand_leaves_is_described_in_milliseconds
     first = capture("c", state)
     times = []
     for _ in range(5):
-        import time
-
         started = time.process_time()
         capture("c", state, previous=first)
         times.append(time.process_time() - started)
