@@ -86,7 +86,14 @@ class ObjectWriter:
         self._sealing: list[tuple[_PackFile, Future[None]]] = []
         self._published: list[str] = []
         self.rejected_count = 0
-        self.unwritten_bytes = 0
+        self._waiting_bytes = 0
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What this commit still had to write: chunks that are in no pack yet, and bytes that packs hold back."""
+        packs = [*(pack for pack, _ in self._sealing), *([self._pack] if self._pack else [])]
+        held = sum(len(payload) for _, payload in self._held)
+        return self._waiting_bytes + held + sum(pack.size - pack.flushed_size for pack in packs)
 
     def add_chunks(self, tasks: Sequence[ChunkTask]) -> list[tuple[ObjectId, bool]]:
         """Store what is new among `tasks`; returns (id, whether this call stored it) in order.
@@ -94,20 +101,20 @@ class ObjectWriter:
         Memory: at most two batches per pool thread are under way.
         """
         results: list[tuple[ObjectId, bool]] = []
-        self.unwritten_bytes = sum(task.size for task in tasks)
+        self._waiting_bytes = sum(task.size for task in tasks)
         with contextlib.closing(self._processed(tasks)) as batches:
             for object_id, plain_size, encoded in itertools.chain.from_iterable(batches):
                 is_new = encoded is not None and object_id not in self._seen
                 results.append((object_id, is_new))
                 if encoded is not None and is_new:
                     self._add(CHUNK, object_id, plain_size, encoded)
-                self.unwritten_bytes -= plain_size
+                self._waiting_bytes -= plain_size
         return results
 
     def _processed(
         self, tasks: Sequence[ChunkTask]
     ) -> Generator[list[tuple[ObjectId, int, Encoded | None]], None, None]:
-        if self.unwritten_bytes <= SINGLE_THREAD_SIZE:
+        if self._waiting_bytes <= SINGLE_THREAD_SIZE:
             yield self._process(tasks)  # handing it to another thread would take longer than doing it
         else:
             yield from pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
@@ -278,7 +285,7 @@ class _PackFile:
         self.footer = b""
         self.footer_offset = 0
         self.ref: PackRef | None = None
-        self._flushed = 0
+        self.flushed_size = 0
         self.header = encode_pack_header(pack_id, store_id)
         self._pending: list[bytes | memoryview] = [self.header]
         self._preallocated = 0
@@ -292,7 +299,7 @@ class _PackFile:
         if padding(self.size):
             self._pending.append(bytes(padding(self.size)))
             self.size += padding(self.size)
-        if self.size - self._flushed >= BATCH_SIZE:
+        if self.size - self.flushed_size >= BATCH_SIZE:
             self._flush()
 
     def _flush(self) -> None:
@@ -301,9 +308,9 @@ class _PackFile:
             self._preallocated = PACK_TARGET_SIZE if self.size >= BATCH_SIZE else self.size
             self._preallocated = max(self._preallocated, self.size)
             self.file.preallocate(self._preallocated)
-        count = self.file.write(self._pending, self._flushed)
-        self.file.start_writeback(self._flushed, count)
-        self._flushed += count
+        count = self.file.write(self._pending, self.flushed_size)
+        self.file.start_writeback(self.flushed_size, count)
+        self.flushed_size += count
         self._pending = []
 
     def finish(self) -> None:
