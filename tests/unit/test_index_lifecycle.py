@@ -613,10 +613,10 @@ def test_without_any_local_folder_there_is_no_index_and_a_reason(tmp_path: Path)
 
 
 def test_the_cache_folder_defaults_to_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    root = index_root("/mnt/store", STORE, is_network=lambda path: path == "/mnt/store", environ={})
+    monkeypatch.setenv("HOME", "/users/someone")
+    root = index_root("/net/store", STORE, is_network=lambda path: path == "/net/store", environ={})
     assert root is not None
-    assert root.startswith(f"/home/someone/.cache/casckpt/{STORE.hex()}-")
+    assert root.startswith(f"/users/someone/.cache/casckpt/{STORE.hex()}-")
 
 
 @pytest.mark.parametrize(
@@ -627,7 +627,7 @@ def test_the_cache_folder_defaults_to_the_home_folder(monkeypatch: pytest.Monkey
         ("/data/nfs", "nfs4"),
         ("/data/nfs/deep/er", "nfs4"),
         ("/data/nfsx", "ext4"),
-        ("/mnt/with space/x", "fuse.sshfs"),
+        ("/net/with space/x", "fuse.sshfs"),
         ("/over", "tmpfs"),
     ],
 )
@@ -638,7 +638,7 @@ def test_the_longest_and_last_mount_point_decides(
     mounts.write_text(
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
         "23 22 0:40 / /data/nfs rw - nfs4 server:/x rw\n"
-        "24 22 0:41 / /mnt/with\\040space rw shared:2 master:3 - fuse.sshfs me@there: rw\n"
+        "24 22 0:41 / /net/with\\040space rw shared:2 master:3 - fuse.sshfs me@there: rw\n"
         "25 22 0:42 / /over rw - nfs server:/y rw\n"
         "26 22 0:43 / /over rw - tmpfs tmpfs rw\n"
     )
