@@ -1,0 +1,168 @@
+"""What every command does alike: options, opening a store to look into it, JSON, tables and progress.
+
+JSON goes to standard output as one document: `{"command": …, "json_version": 1, …}`. Keys are only ever added. Bytes
+are hex, times ISO 8601, and numbers that JSON lacks the strings "NaN", "Infinity" and "-Infinity".
+
+Tables fit a terminal of 100 columns; without a terminal nothing is cut. Progress is drawn on standard error, and only
+when that is a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from casckpt.cli import _exits
+from casckpt.cli._text import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from casckpt.store.inspection import Inspection
+    from casckpt.store.store import Store
+
+JSON_VERSION = 1
+_WIDTH_WITHOUT_TERMINAL = 10_000
+
+STATE_STYLES = {
+    "consistent": "green",
+    "whole": "green",
+    "mixed": "yellow",
+    "retired": "dim",
+    "incomplete": "bold yellow",
+    "damaged": "bold red",
+}
+
+store_argument = click.argument("path", metavar="STORE")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+run_option = click.option("--run", metavar="R", help="Name of the run. [default: the one written last]")
+
+
+def ref_argument(name: str = "ref", *, default: str | None = "latest") -> Callable[[Any], Any]:
+    """A reference to a snapshot."""
+    metavar = "[REF]" if default is not None else name.upper()
+    return click.argument(name, metavar=metavar, required=default is None, default=default)
+
+
+# --- stores ---
+
+
+@contextlib.contextmanager
+def looking(path: str) -> Iterator[tuple[Store, Inspection]]:
+    """A store opened read-only: nothing of it is changed or built, and a training may go on meanwhile."""
+    from casckpt.store.inspection import Inspection
+    from casckpt.store.opening import open_store
+
+    with open_store(path, read_only=True) as store:
+        yield store, Inspection(store)
+
+
+def chosen_run(inspection: Inspection, run: str | None) -> str:
+    """The run that is meant: the one named, else the one written last ("main" in an empty store)."""
+    return inspection.check_run(run) if run is not None else inspection.last_run() or "main"
+
+
+# --- JSON ---
+
+
+def print_json(command: str, document: Mapping[str, Any]) -> None:
+    """The one document of a command with `--json`."""
+    whole = {"command": command, "json_version": JSON_VERSION, **document}
+    click.echo(json.dumps(plain(whole), indent=2, ensure_ascii=True, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can say it; see the module."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+# --- tables ---
+
+
+def console() -> Console:
+    """Standard output. NO_COLOR, TERM and COLUMNS are honoured."""
+    from rich.console import Console
+
+    found = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    if not found.is_terminal:
+        found.width = _WIDTH_WITHOUT_TERMINAL
+    return found
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """A plain table. A heading that starts with ">" is right-aligned; one that ends with "…" may be cut."""
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        is_number, is_elastic = column.startswith(">"), column.endswith("…")
+        heading = column.removeprefix(">").removesuffix("…")
+        found.add_column(heading, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+        if is_elastic:
+            found.columns[-1].ratio = 1
+        else:
+            found.columns[-1].min_width = None
+    return found
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    from rich.text import Text
+
+    return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def add_row(target: Table, *cells: RenderableType, style: str | None = None) -> None:
+    """A row; text in it is taken as it is, without markup, and made harmless."""
+    from rich.text import Text
+
+    target.add_row(*[Text(shown(cell)) if isinstance(cell, str) else cell for cell in cells], style=style)
+
+
+def say(text: str, *, style: str | None = None, target: Console | None = None) -> None:
+    """A line or paragraph, wrapped by words on a terminal only."""
+    from rich.text import Text
+
+    (target or console()).print(Text(shown(text), style=style or ""), soft_wrap=False)
+
+
+# --- progress ---
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error, moved by calling it with (done, in all); None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn(what), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def finish(code: int) -> None:
+    """End the command with an exit code."""
+    if code != _exits.FINE:
+        click.get_current_context().exit(code)
