@@ -18,7 +18,7 @@ import struct
 import msgspec
 
 from casckpt.digest import check16, digest
-from casckpt.errors import CorruptionError, UnsupportedFormatError
+from casckpt.errors import CorruptionError, InvalidInputError, UnsupportedFormatError
 from casckpt.format import wire
 from casckpt.format.record import RecordHeader, decode_header, encode_header
 from casckpt.ids import DIGEST_SIZE, PACK_ID_SIZE, EntryDigest, StoreId
@@ -107,7 +107,11 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def encode_entry(seq: int, store_id: StoreId, envelope: Envelope, records: list[tuple[RecordHeader, bytes]]) -> bytes:
-    """The whole file. `records` are (header, payload); offsets follow from the order."""
+    """The whole file. `records` are (header, payload); offsets follow from the order.
+
+    Raises:
+        InvalidInputError: it would be larger than ENTRY_SIZE_MAX.
+    """
     body = wire.encode(envelope)
     inline = b"".join(
         part for header, payload in records for part in (encode_header(header, is_aligned=False), payload)
@@ -115,7 +119,11 @@ def encode_entry(seq: int, store_id: StoreId, envelope: Envelope, records: list[
     fixed = _HEADER.pack(MAGIC, seq, len(body), len(inline), store_id)
     content = b"".join((fixed, check16(fixed), body, inline))
     if len(content) + TRAILER_SIZE > ENTRY_SIZE_MAX:
-        raise ValueError(f"a timeline entry of {len(content)} bytes is over {ENTRY_SIZE_MAX}")
+        raise InvalidInputError(
+            f"timeline entry {seq}: {len(content)} bytes, at most {ENTRY_SIZE_MAX} are allowed. Use fewer components "
+            "or shorter names, and put large tables into the state.",
+            seq=seq,
+        )
     return content + digest(content)
 
 

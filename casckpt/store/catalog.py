@@ -57,16 +57,18 @@ from casckpt.objects.apply import is_consistent, snapshot_of
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
+from casckpt.store.settle import is_text
 from casckpt.store.values import Branch, Component, Context, Snapshot
 
 HEX_PREFIX = re.compile(r"[0-9a-f]{8,64}")
+_STEP_TEXT = re.compile(r"[0-9]{1,19}")
 _STEP_MAX = (1 << 63) - 1
 
 
 def check_name(name: str, what: str) -> str:
     """A run, branch, tag or component name that index keys, paths and references can carry."""
-    if not isinstance(name, str) or not name or len(name.encode()) > NAME_SIZE_MAX:
-        raise InvalidInputError(f"{what} name {name!r}: expected 1 to {NAME_SIZE_MAX} bytes of text", name=name)
+    if not isinstance(name, str) or not name or not is_text(name) or len(name.encode()) > NAME_SIZE_MAX:
+        raise InvalidInputError(f"{what} name {name!r}: expected 1 to {NAME_SIZE_MAX} bytes of UTF-8 text", name=name)
     if any(ord(c) < 32 or ord(c) == 127 for c in name) or name != name.strip() or name in (".", ".."):
         raise InvalidInputError(f"{what} name {name!r}: control characters and outer spaces are not allowed", name=name)
     if "/" in name or "\\" in name or (what != "component" and "@" in name):
@@ -204,10 +206,13 @@ class Catalog:
         """
         if isinstance(ref, Snapshot):
             return self._existing(SnapshotId(bytes.fromhex(ref.id)), ref)
-        if isinstance(ref, str) and not ref.isdigit():
+        is_number = isinstance(ref, str) and _STEP_TEXT.fullmatch(ref) is not None
+        if isinstance(ref, str) and not is_number:
             return self._resolve_text(ref, run)
-        step = check_step(int(ref) if isinstance(ref, str) else ref)
+        step = check_step(int(ref) if is_number else ref)
         found = self.find_step(run, branch, step)
+        if found is None and is_number and HEX_PREFIX.fullmatch(ref):
+            return self._resolve_prefix(ref)  # one id in forty starts with eight decimal digits
         if found is None:
             raise NotFoundError(
                 f"run {run!r}, branch {branch!r}: no step {step}{self._bad_hint()}. Run `casckpt log`.",
@@ -218,6 +223,8 @@ class Catalog:
         return found
 
     def _resolve_text(self, ref: str, run: str) -> SnapshotId:
+        if not is_text(ref):
+            raise InvalidInputError(f"reference {ref!r}: expected UTF-8 text", ref=ref)
         with self._keeper.kv.read() as txn:
             tagged = txn.get("tags", name_key(run, ref))
         if tagged is not None:
@@ -226,7 +233,7 @@ class Catalog:
         if row is not None:
             return SnapshotId(row.head)
         name, at, step = ref.rpartition("@")
-        if at and step.isdigit() and self.branch_row(run, name) is not None:
+        if at and _STEP_TEXT.fullmatch(step) and self.branch_row(run, name) is not None:
             return self.resolve(int(step), run, name)
         if HEX_PREFIX.fullmatch(ref):
             return self._resolve_prefix(ref)

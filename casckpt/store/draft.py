@@ -74,8 +74,8 @@ class Drafter:
         return Draft(number, captured, *plain, context, tuple(inherit), tuple(drop), dict(necessity or {}))
 
     def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:
-        if schema_version is not None and (isinstance(schema_version, bool) or not isinstance(schema_version, int)):
-            raise InvalidInputError(f"schema_version={schema_version!r}: expected an integer")
+        if schema_version is not None and (type(schema_version) is not int or not 0 <= schema_version < 1 << 63):
+            raise InvalidInputError(f"schema_version={schema_version!r}: expected an integer from 0 to 2**63 - 1")
         old = parent.config if parent else b""
         encoded = old if config is None else plain_config(config)
         if old and encoded != old and encoded not in self._configs_seen:
@@ -102,6 +102,9 @@ def _check_arguments(
         )
     if isinstance(inherit, str) or isinstance(drop, str):
         raise InvalidInputError("inherit= and drop= take a list of component names. Write `inherit=['name']`.")
+    both = sorted(set(inherit) & set(drop))
+    if both:
+        raise InvalidInputError(f"{both} in inherit= and in drop= too. Name each in one of them.", names=both)
     if not state and not inherit:
         raise InvalidInputError(f"step {step}: the state is empty. Give at least one component.")
     for name, value in necessity.items():
