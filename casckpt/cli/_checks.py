@@ -18,14 +18,14 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import NamedTuple
 
 from casckpt.cli._text import plural, size
-from casckpt.errors import CasckptError, CorruptionError, StorageError
+from casckpt.errors import CasckptError, StorageError
 from casckpt.format.document import StoreDocument, unknown_features
 from casckpt.ids import StoreId
 from casckpt.index.lifecycle import BUILD_LOCK_NAME, IndexHome
 from casckpt.index.lmdb_kv import WRITE_LOCK_NAME
 from casckpt.index.lock import SAFE_FLAGS, WriteLock, try_lock
 from casckpt.index.place import INDEX_NAME, is_network_path
-from casckpt.index.tables import BAD, PENDING, TABLES, BadEntry, Pending, read_applied, read_meta
+from casckpt.index.tables import TABLES, read_applied
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 
@@ -261,32 +261,15 @@ def index(root: str, store_id: StoreId) -> Iterator[Finding]:
             seq = -1 if applied is None else applied.seq
             text = f"generation {home.generation} in {home.root} is trusted; entries up to {seq} are in it"
             yield Finding("index", OK, text)
-            pending, bad = read_meta(txn, PENDING, Pending), read_meta(txn, BAD, BadEntry)
             marks = txn.count("damage")
     except CasckptError as error:
         yield Finding("index", WARN, f"the index is damaged: {error.message}", "The next open builds it again.")
         return
     finally:
         kv.close()
-    yield from _remembered(pending, bad, [] if applied is None else applied.gaps, marks)
-
-
-def _remembered(pending: list[Pending], bad: list[BadEntry], gaps: list[int], marks: int) -> Iterator[Finding]:
-    hint = "Run `casckpt verify`: it names the steps that have it."
-    for entry in bad:
-        yield Finding("timeline", PROBLEM, entry.reason, hint)
-    if gaps:
-        text = f"{plural(len(gaps), 'timeline entry')} missing, from {gaps[0]} to {gaps[-1]}"
-        yield Finding(
-            "timeline", PROBLEM, text, "If a copy of this store is under way, wait for it; else copy it again."
-        )
-    for row in pending:
-        state = "is missing" if row.found_size < 0 else f"has {row.found_size} bytes, which is not its size"
-        text = f"pack {row.pack_id.hex()} (of entry {row.seq}) {state}"
-        yield Finding("packs", PROBLEM, text, "If a copy of this store is under way, wait for it; else copy it again.")
     if marks:
         text = f"{plural(marks, 'object')} known to be damaged; commits of the same content store them again"
-        yield Finding("packs", PROBLEM, text, hint)
+        yield Finding("packs", PROBLEM, text, "Run `casckpt verify --read-data`: it names the steps that need them.")
 
 
 def _locks(index_root: str) -> Iterator[Finding]:
@@ -315,7 +298,7 @@ def timeline(problems: Callable[[], list[tuple[str, str]]]) -> Iterator[Finding]
     """What a look at every entry and file size finds (a verification without data)."""
     try:
         found = problems()
-    except (CorruptionError, StorageError) as error:
+    except CasckptError as error:
         yield Finding("store", PROBLEM, error.message, "Run `casckpt verify`.")
         return
     for kind, message in found:

@@ -47,5 +47,7 @@ _BY_ERROR: tuple[tuple[type[CasckptError], int], ...] = (  # the first that fits
 
 
 def code_of(error: CasckptError) -> int:
-    """The exit code for an error of the library."""
+    """The exit code for an error of the library. A stored object that is nowhere is damage, not a wrong name."""
+    if isinstance(error, NotFoundError) and "object_id" in error.facts:
+        return CORRUPTION
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), DEFECT)

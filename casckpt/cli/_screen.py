@@ -107,20 +107,35 @@ def console() -> Console:
     return found
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """A plain table. A heading that starts with ">" is right-aligned; one that ends with "…" may be cut."""
+def table(*columns: str) -> Table:
+    """A plain table; print it with `print_table`.
+
+    A heading that starts with ">" is right-aligned; a column whose heading ends with "…" is cut, and one with "¶"
+    wrapped, where the terminal is too narrow. The others keep their width.
+    """
     from rich.table import Table
 
-    found = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left", title_style="bold")
+    found = Table(box=None, pad_edge=False, header_style="dim", show_header=any(columns))
     for column in columns:
-        is_number, is_elastic = column.startswith(">"), column.endswith("…")
-        heading = column.removeprefix(">").removesuffix("…")
-        found.add_column(heading, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
-        if is_elastic:
-            found.columns[-1].ratio = 1
-        else:
-            found.columns[-1].min_width = None
+        wraps = column.endswith("¶")
+        found.add_column(
+            column.lstrip(">").rstrip("…¶"),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+            ratio=1 if column.endswith(("…", "¶")) else None,  # only a mark: the table is not expanded
+        )
     return found
+
+
+def print_table(target: Table) -> None:
+    """Print a table on standard output."""
+    from rich.cells import cell_len
+
+    for column in target.columns:
+        if column.ratio is None:
+            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+    console().print(target)
 
 
 def state_text(state: str) -> Text:

@@ -18,11 +18,11 @@ from casckpt.cli import _exits
 from casckpt.cli._screen import (
     add_row,
     chosen_run,
-    console,
     finish,
     json_option,
     looking,
     print_json,
+    print_table,
     progress,
     ref_argument,
     run_option,
@@ -175,7 +175,7 @@ def _print(found: list[OpaqueLeaf], errors: list[str], count: int) -> None:
     for leaf in found:
         where = f"{leaf.run}/{leaf.branch}@{leaf.step}"
         add_row(target, where, leaf.path, size(leaf.size_bytes), ", ".join(leaf.imports) or leaf.error or "nothing")
-    console().print(target)
+    print_table(target)
     say(
         f"{plural(count, 'snapshot')}: {len(found)} pickles. They run only with allow_pickle=True.", style="bold yellow"
     )

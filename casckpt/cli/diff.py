@@ -15,6 +15,7 @@ from casckpt.cli._screen import (
     json_option,
     looking,
     print_json,
+    print_table,
     ref_argument,
     run_option,
     say,
@@ -58,12 +59,11 @@ def _print(found: Diff, limit: int | None) -> None:
     if found.is_equal:
         say("equal: every component has the same address", style="green")
         return
-    target = table("component, leaf…", "change", ">elements", ">share", ">largest", "from → to")
+    target = table("component, leaf…", "change", ">elements", ">share", ">largest", "from → to…")
     for component in found.components:
         _add_component(target, component, limit)
-    screen = console()
-    screen.print()
-    screen.print(target)
+    console().print()
+    print_table(target)
 
 
 def _add_component(target: Any, component: ComponentDiff, limit: int | None) -> None:

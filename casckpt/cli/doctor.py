@@ -13,7 +13,7 @@ import click
 
 from casckpt.cli import _exits
 from casckpt.cli._checks import OK, PROBLEM, WARN, Finding
-from casckpt.cli._screen import add_row, console, finish, json_option, looking, print_json, say, table
+from casckpt.cli._screen import add_row, finish, json_option, looking, print_json, print_table, say, table
 from casckpt.cli._text import plural, size
 from casckpt.errors import CasckptError
 
@@ -90,16 +90,15 @@ def _leftovers(root: str) -> Iterator[Finding]:
 
 
 def _print(findings: list[Finding], problems: int) -> None:
-    target = table("", "topic", "finding")
+    target = table("", "", "¶")
     target.show_header = False
-    target.columns[2].no_wrap, target.columns[2].overflow = False, "fold"
     from rich.text import Text
 
     for finding in findings:
         level = Text(finding.level, style=_STYLES[finding.level])
         text = f"{finding.text}\n→ {finding.next_step}" if finding.next_step else finding.text
         add_row(target, level, finding.topic, text)
-    console().print(target)
+    print_table(target)
     warnings = sum(1 for finding in findings if finding.level == WARN)
     style = "bold red" if problems else "yellow" if warnings else "green"
     say(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", style=style)

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from casckpt.cli._screen import add_row, console, json_option, looking, print_json, progress, say, store_argument, table
+from casckpt.cli._screen import (
+    add_row,
+    console,
+    json_option,
+    looking,
+    print_json,
+    print_table,
+    progress,
+    say,
+    store_argument,
+    table,
+)
 from casckpt.cli._text import plural, ratio, share, size
 
 if TYPE_CHECKING:
@@ -31,11 +42,10 @@ def du(path: str, as_json: bool) -> None:
         if as_json:
             print_json("du", {"store": store.path, **document(found)})
             return
-    screen = console()
     if found.shares:
-        screen.print(_shares(found))
-        screen.print()
-    screen.print(_files(found))
+        print_table(_shares(found))
+        console().print()
+    print_table(_files(found))
     _print_notes(found)
 
 
@@ -87,10 +97,12 @@ def _print_notes(found: Survey) -> None:
         total = sum(count for _, count in found.unnamed_packs)
         names = ", ".join(pack[:12] for pack, _ in found.unnamed_packs[:UNNAMED_SHOWN])
         more = "" if len(found.unnamed_packs) <= UNNAMED_SHOWN else " …"
-        say(f"{plural(len(found.unnamed_packs), 'pack')} ({size(total)}) of commits that never finished: {names}{more}")
+        why = "no readable entry names" if found.unreadable_count else "no commit names, since it never finished"
+        say(f"{plural(len(found.unnamed_packs), 'pack')} ({size(total)}) that {why}: {names}{more}")
     for left in found.leftovers:
         owner = "" if left.pid is None else f", process {left.pid}"
         say(f"tmp/{left.name}: {size(left.size_bytes)}, owner {left.owner}{owner}")
     if found.unreadable_count:
-        text = f"{plural(found.unreadable_count, 'snapshot')} cannot be read; what they need counts as needed by none"
+        count = plural(found.unreadable_count, "timeline entry")
+        text = f"{count} cannot be read; what only their snapshots need counts as needed by none"
         say(text, style="red")

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from casckpt.cli import _exits
-from casckpt.cli._screen import add_row, console, finish, json_option, looking, print_json, say, store_argument, table
+from casckpt.cli._screen import (
+    add_row,
+    console,
+    finish,
+    json_option,
+    looking,
+    print_json,
+    print_table,
+    say,
+    store_argument,
+    table,
+)
 from casckpt.cli._text import plural, size
 from casckpt.errors import InvalidInputError, NotFoundError
 
@@ -104,8 +115,7 @@ def _print(found: Dissection, show_all: bool) -> None:
 
 
 def _print_parts(parts: list[dict[str, Any]], count: int) -> None:
-    screen = console()
-    screen.print()
+    console().print()
     target = table(">offset", "kind", ">codec", ">plain", ">stored", ">bases", "object", "payload", "where…")
     for part in parts:
         if "error" in part:
@@ -116,7 +126,7 @@ def _print_parts(parts: list[dict[str, Any]], count: int) -> None:
         state = "ok" if part["is_payload_good"] else "DAMAGED"
         address = part["object_id"].hex()[:16]
         add_row(target, str(part["offset"]), part["kind"], *numbers, address, state, str(part.get("where", "")))
-    screen.print(target)
+    print_table(target)
     if len(parts) < count:
         say(f"{plural(count, 'record')}, {count - len(parts)} more: --all", style="dim")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,6 +13,7 @@ from casckpt.cli._screen import (
     json_option,
     looking,
     print_json,
+    print_table,
     run_option,
     say,
     state_text,
@@ -22,10 +23,21 @@ from casckpt.cli._screen import (
 from casckpt.cli._text import pairs, plural, ratio, size
 
 if TYPE_CHECKING:
-    from casckpt.store.inspection import History, Inspection, Row, Run
+    from rich.table import Table
+
+    from casckpt.store.inspection import History, Row, Run
 
 DEFAULT_COUNT = 20
 BRANCHES_SHOWN = 6
+ID_DIGITS = 8
+WIDTH_WITH_IDS = 112  # columns; on narrower terminals metrics are worth more than ids
+
+
+class _Shape(NamedTuple):
+    """Which columns a table has: branches in the first one, and snapshot ids."""
+
+    with_branches: bool
+    with_ids: bool
 
 
 @click.command()
@@ -56,7 +68,7 @@ def log(
         if as_json:
             print_json("log", _document(store.path, runs, shown_run, history))
             return
-        _print(store.path, inspection, runs, shown_run, history, branch)
+        _print(store.path, runs, shown_run, history)
 
 
 def _document(path: str, runs: list[Run], run: str | None, history: History) -> dict[str, Any]:
@@ -79,16 +91,14 @@ def row_document(row: Row) -> dict[str, Any]:
     return document
 
 
-def _print(
-    path: str, inspection: Inspection, runs: list[Run], run: str | None, history: History, branch: str | None
-) -> None:
+def _print(path: str, runs: list[Run], run: str | None, history: History) -> None:
     screen = console()
     say(f"{path}: {plural(len(runs), 'run')}, {plural(sum(each.snapshot_count for each in runs), 'snapshot')}")
     for each in runs:
         _print_run(each, is_shown=run in (None, each.name))
     if history.rows:
         screen.print()
-        screen.print(_table(history, with_runs=run is None))
+        print_table(_table(history, with_runs=run is None))
     elif not runs:
         say("no snapshot yet")
     notes = [f"{row.step if row.step is not None else f'entry {row.seq}'}: {row.reason}" for row in _flawed(history)]
@@ -112,41 +122,37 @@ def _print_run(run: Run, *, is_shown: bool) -> None:
     say(text, style=None if is_shown else "dim")
 
 
-def _table(history: History, *, with_runs: bool) -> Any:
-    branches = {row.branch for row in history.rows if row.id}
-    with_branches = with_runs or len(branches) > 1
-    found = table(
-        "step" if with_branches else ">step",
-        "id",
-        "committed",
-        ">logical",
-        ">new",
-        ">stored",
-        ">dedup",
-        ">compr.",
-        "state",
-        "metrics…",
+def _table(history: History, *, with_runs: bool) -> Table:
+    """All rows; with `with_runs` under a heading per run, the run written last first."""
+    shape = _Shape(
+        with_branches=with_runs or len({row.branch for row in history.rows if row.id}) > 1,
+        with_ids=console().width >= WIDTH_WITH_IDS,
     )
-    for row in history.rows:
-        _add(found, row, with_runs=with_runs, with_branches=with_branches)
+    sizes = (">logical", ">new", ">stored", ">dedup", ">compr.")
+    step = "step…" if shape.with_branches else ">step"
+    found = table(step, *["id"] * shape.with_ids, "committed", *sizes, "state", "metrics…")
+    for run in dict.fromkeys(row.run for row in history.rows) if with_runs else [None]:
+        if run is not None:
+            add_row(found, run or "in no run that is known", style="bold")
+        for row in history.rows:
+            if run in (None, row.run):
+                _add(found, row, shape)
     return found
 
 
-def _add(target: Any, row: Row, *, with_runs: bool, with_branches: bool) -> None:
-    name = "?" if row.step is None else f"{row.branch}@{row.step}" if with_branches else str(row.step)
-    name = f"{row.run}/{name}" if with_runs and row.id else name
+def _add(target: Table, row: Row, shape: _Shape) -> None:
+    name = "?" if row.step is None else f"{row.branch}@{row.step}" if shape.with_branches else str(row.step)
+    head = (name, row.id[:ID_DIGITS]) if shape.with_ids else (name,)
     snapshot = row.snapshot
     if snapshot is None:
         where = f"entry {row.seq}" if row.seq == row.last_seq else f"entries {row.seq}–{row.last_seq}"
-        blank = [""] * 6
-        add_row(target, name, row.id[:8], *blank, state_text(row.state), where)
+        add_row(target, *head, *[""] * 6, state_text(row.state), where)
         return
     tags = "".join(f"[{tag}] " for tag in row.tags)
     has_new = snapshot.new_bytes > 0
     add_row(
         target,
-        name,
-        row.id[:8],
+        *head,
         snapshot.created_at.astimezone().strftime("%m-%d %H:%M"),
         size(snapshot.logical_bytes),
         size(snapshot.new_bytes),

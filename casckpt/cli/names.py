@@ -7,10 +7,10 @@ import click
 from casckpt.cli._screen import (
     add_row,
     chosen_run,
-    console,
     json_option,
     looking,
     print_json,
+    print_table,
     run_option,
     say,
     store_argument,
@@ -31,12 +31,12 @@ def runs(path: str, as_json: bool) -> None:
     if not found:
         say("no runs yet")
         return
-    target = table("run…", ">snapshots", ">branches", "current branch", ">head step", "tags")
+    target = table("run…", ">snapshots", ">branches", "current branch", ">head step", "tags…")
     for run in found:
         current = next(branch for branch in run.branches if branch.is_current)
         facts = (run.name, str(run.snapshot_count), str(len(run.branches)), current.name, str(current.head_step))
         add_row(target, *facts, ", ".join(run.tags))
-    console().print(target)
+    print_table(target)
 
 
 @click.command()
@@ -59,4 +59,4 @@ def branches(path: str, run: str | None, as_json: bool) -> None:
     for branch in found:
         mark = "*" if branch.is_current else ""
         add_row(target, mark, branch.name, str(branch.head_step), branch.head[:12], (branch.fork or "")[:12])
-    console().print(target)
+    print_table(target)

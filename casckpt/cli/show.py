@@ -15,6 +15,7 @@ from casckpt.cli._screen import (
     looking,
     plain,
     print_json,
+    print_table,
     ref_argument,
     run_option,
     say,
@@ -143,15 +144,13 @@ def _print_context(context: Context | None, reason: str) -> None:
 
 
 def _print_pairs(facts: dict[str, str]) -> None:
-    grid = table("", "")
+    grid = table("", "¶")
     grid.show_header = False
     grid.columns[0].style = "dim"
-    grid.columns[0].min_width = len("committed")
-    grid.columns[1].no_wrap, grid.columns[1].overflow = False, "fold"
     for name, text in facts.items():
         if text:
-            add_row(grid, name, text)
-    console().print(grid)
+            add_row(grid, f"{name:<9}", text)
+    print_table(grid)
 
 
 def _print_parts(parts: list[Part]) -> None:
@@ -173,17 +172,15 @@ def _print_parts(parts: list[Part]) -> None:
             facts.manifest[:_ID_DIGITS],
             state_text(part.state),
         )
-    screen = console()
-    screen.print()
-    screen.print(found)
+    console().print()
+    print_table(found)
     for part in parts:
         if part.reason:
             say(f"{part.name}: {part.reason}", style="red")
 
 
 def _print_leaves(name: str, rows: list[dict[str, Any]], error: str) -> None:
-    screen = console()
-    screen.print()
+    console().print()
     say(f"{name}: {plural(len(rows), 'leaf') if len(rows) == 1 else f'{len(rows)} leaves'}", style="bold")
     if error:
         say(error, style="red")
@@ -202,7 +199,7 @@ def _print_leaves(name: str, rows: list[dict[str, Any]], error: str) -> None:
             "" if is_scalar else str(row["size_bytes"]),
             row["value"] or "",
         )
-    screen.print(found)
+    print_table(found)
 
 
 def _short(text: str) -> str:

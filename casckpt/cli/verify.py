@@ -15,6 +15,7 @@ from casckpt.cli._screen import (
     json_option,
     looking,
     print_json,
+    print_table,
     progress,
     say,
     state_text,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from casckpt.store.values import VerifyReport
 
 STEPS_SHOWN = 6
+_HINT = " Run `casckpt verify`."  # of messages that are written for other commands
 
 
 @click.command()
@@ -79,18 +81,16 @@ def _print(report: VerifyReport, affected: list[dict[str, Any]], path: str) -> N
             say("Add --read-data to read and hash every object.", style="dim")
         return
     say(f"{plural(len(report.problems), 'problem')} found", style="bold red")
-    problems = table("kind", "what is wrong")
-    problems.columns[1].no_wrap, problems.columns[1].overflow = False, "fold"
+    problems = table("kind", "what is wrong¶")
     for problem in report.problems:
         kind = "incomplete" if problem.kind in ("missing", "incomplete") else "damaged"
         text = state_text(kind)
         text.plain = problem.kind
-        add_row(problems, text, problem.message)
-    screen = console()
-    screen.print(problems)
-    screen.print()
+        add_row(problems, text, problem.message.replace(_HINT, ""))
+    print_table(problems)
+    console().print()
     if affected:
-        screen.print(_affected_table(affected))
+        print_table(_affected_table(affected))
     whole = report.snapshot_count - len(affected)
     say(f"{plural(whole, 'snapshot')} of {report.snapshot_count} need nothing of what is damaged or missing.")
     say("Copy the named files back from another copy of this store, or go on from a whole step (`casckpt log`).")

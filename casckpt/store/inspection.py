@@ -342,6 +342,12 @@ class _WholenessCheck:
     def __init__(self, store: Store) -> None:
         self._root, self._fs = store.path, store._timeline.fs
         self._timeline, self._keeper, self._catalog = store._timeline, store._keeper, store._catalog
+        packs = [f"pack {row.pack_id.hex()} is" for row in self._catalog.pending_packs() if row.found_size < 0]
+        entries = [f"timeline entry {row.seq} is" for row in self._catalog.bad_entries() if row.found_size < 0]
+        missing = packs + entries
+        self._missing = missing[0] if missing else ""
+        if len(missing) > 1:
+            self._missing = f"{missing[0]} missing, {len(missing) - 1} more are"
         self._packs: dict[int, Flaw | None] = {}
         self._entry_sizes: dict[int, int | None] = {}
         self._components: dict[ObjectId, Flaw | None] = {}
@@ -375,7 +381,7 @@ class _WholenessCheck:
         with self._keeper.kv.read() as txn:
             has_marks = txn.count("damage") > 0
             for object_id, row in zip(ids, txn.get_many("objects", ids), strict=True):
-                flaw = Flaw("damaged", f"object {short(object_id)} is in no pack or entry")
+                flaw = self._nowhere(object_id)
                 for place in decode_object(row)[1][::-1] if row else ():
                     found = self._place_flaw(place, txn)
                     if found is None:
@@ -387,6 +393,11 @@ class _WholenessCheck:
                 if mark is not None:
                     return Flaw("damaged", mark.decode(errors="replace"))
         return None
+
+    def _nowhere(self, object_id: ObjectId) -> Flaw:
+        """Of an object that no file here holds: while files are missing, it may lie in one of them."""
+        what = f"object {short(object_id)} is in no pack or entry"
+        return Flaw("incomplete", f"{what}; {self._missing} missing") if self._missing else Flaw("damaged", what)
 
     def _place_flaw(self, place: Place, txn: KvReader) -> Flaw | None:
         if place.is_inline:

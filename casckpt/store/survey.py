@@ -56,8 +56,9 @@ class Survey(Value):
         retired_bytes: records that only retired snapshots need.
         unreferenced_bytes: records that no readable snapshot needs.
         duplicate_bytes: second and further records of one object.
-        unnamed_packs: pack files that no readable timeline entry names: left by commits that never finished.
-        unreadable_count: snapshots that cannot be read; what they need counts as not referenced.
+        unnamed_packs: pack files that no readable timeline entry names: left by commits that never finished, unless
+            entries are unreadable.
+        unreadable_count: snapshots and timeline entries that cannot be read; what they need counts as not referenced.
     """
 
     shares: tuple[Share, ...]
@@ -146,7 +147,7 @@ class _Walk:
         self._seen: set[ObjectId] = set()
         self._retired_bytes = 0
         self.named_packs: set[bytes] = set()
-        self.unreadable_count = 0
+        self.unreadable_count = len(store._catalog.bad_entries())
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         retired = []
