@@ -36,6 +36,7 @@ from casckpt.errors import (
     UnsupportedFormatError,
     UnsupportedStateError,
 )
+from casckpt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from casckpt.state.rng import RngState
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from casckpt.store.opening import open_store as open
     from casckpt.store.store import Store
     from casckpt.store.values import RestoreReport, Snapshot, VerifyReport
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AlreadyExistsError",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from casckpt.errors import BusyError, SaveFailedError
@@ -61,13 +61,14 @@ class SaveHandle:
         self._is_reported = True
         return self._error
 
-    def failure(self) -> SaveFailedError:
-        """The error to raise for a failed save."""
+    def failure(self, later: Sequence[SaveHandle] = ()) -> SaveFailedError:
+        """The error to raise for a failed save; `later` ones that failed too are told with it."""
         self._is_reported = True
-        return SaveFailedError(
-            f"the background commit of step {self.step} failed: {self._error}. The step was not committed.",
-            step=self.step,
-        )
+        message = f"the background commit of step {self.step} failed: {self._error}. The step was not committed."
+        for handle in later:
+            handle._is_reported = True
+            message += f" Nor was step {handle.step}: {handle._error}"
+        return SaveFailedError(message, step=self.step, steps=[self.step, *(handle.step for handle in later)])
 
     def _finish(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         self._snapshot, self._error = snapshot, error
@@ -145,17 +146,14 @@ class Background:
         return under_way[-1].step if under_way else None
 
     def raise_failures(self) -> None:
-        """Raise the first failure that nobody has seen yet.
+        """Raise the failures that nobody has seen yet, in one error.
 
         Raises:
-            SaveFailedError: with the failure as `__cause__`.
+            SaveFailedError: with the first failure as `__cause__`; `steps` are all that failed.
         """
-        failed = None
         with self._lock:
-            for handle in list(self._handles):
-                if handle.done():
-                    self._handles.remove(handle)
-                    if handle._error is not None and not handle._is_reported and failed is None:
-                        failed = handle
-        if failed is not None:
-            raise failed.failure() from failed._error
+            done = [handle for handle in self._handles if handle.done()]
+            self._handles = [handle for handle in self._handles if handle not in done]
+        failed = [handle for handle in done if handle._error is not None and not handle._is_reported]
+        if failed:
+            raise failed[0].failure(failed[1:]) from failed[0]._error

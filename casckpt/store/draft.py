@@ -16,6 +16,7 @@ from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES, Context
 from casckpt.state.capture import Captured, capture
 from casckpt.store.catalog import check_name, check_step
 from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
+from casckpt.version import __version__
 
 _WATCHED = ("numpy", "torch", "gymnasium")  # libraries whose versions take part in what a state means
 
@@ -116,8 +117,6 @@ def _check_arguments(
 
 def environment_versions() -> dict[str, str]:
     """Versions of what takes part in making a state, as far as it is loaded."""
-    from casckpt import __version__
-
     versions = {"casckpt": __version__, "python": sys.version.split()[0]}
     for name in _WATCHED:
         if name in sys.modules:

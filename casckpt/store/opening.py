@@ -28,6 +28,7 @@ from casckpt.objects.writer import VERIFY_MODES
 from casckpt.storage.fs import FileSystem, read_file
 from casckpt.storage.process import System
 from casckpt.store.store import Store
+from casckpt.version import __version__
 
 DOCUMENT = "casckpt.json"
 _DOCUMENT_SIZE_MAX = 1 << 20
@@ -141,8 +142,6 @@ def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
 
     The folders are durable before entry 0 is there: who finds it may commit at once, also when its writer died.
     """
-    from casckpt import __version__
-
     fs = system.file_system
     others = [name for name in fs.list(root) if name not in _FOLDERS]
     if others:

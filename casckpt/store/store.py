@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 from casckpt.errors import (
-    BusyError,
     CorruptionError,
     InvalidInputError,
     MismatchError,
@@ -28,6 +26,7 @@ from casckpt.errors import (
 )
 from casckpt.format.document import StoreDocument, unknown_features
 from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
+from casckpt.format.snapshot import Context as ContextObject
 from casckpt.ids import SnapshotId, StoreId
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES
@@ -45,6 +44,7 @@ from casckpt.store.compare import Diff, compare
 from casckpt.store.draft import Draft, Drafter
 from casckpt.store.restore import Restorer
 from casckpt.store.settle import plain_labels, plain_metrics
+from casckpt.store.turns import Turns
 from casckpt.store.usage import measure
 from casckpt.store.values import Branch, Context, RestoreReport, Snapshot, Stats, VerifyReport
 from casckpt.store.verify import Progress, Verifier
@@ -70,11 +70,7 @@ class Store:
         self.store_id = StoreId(bytes.fromhex(document.store_id))
         self.document = document
         self._system = system
-        self._lock_timeout_s = lock_timeout_s
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._holder = ""
-        self._is_closed = False
+        self._turns = Turns(root, lock_timeout_s)
         self._timeline = Timeline(root, self.store_id, system)
         home = IndexHome(root, self.store_id, TABLES, read_only=read_only)
         self._keeper = IndexKeeper(root, self.store_id, self._timeline, home, read_only=read_only)
@@ -95,6 +91,8 @@ class Store:
         self._drafter = Drafter()
         self._background = Background()
         self._staging: Staging | None = None
+        self._staging_lock = threading.Lock()  # one thread stages at a time
+        self._staged_context: ContextObject | None = None
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())
 
@@ -193,14 +191,14 @@ class Store:
             Otherwise as `commit`, as far as it shows before writing.
         """
         started = time.perf_counter()
-        with self._writing("commit_async", wait=False):
+        with self._writing("commit_async", wait=False), self._staging_lock:
             self._background.raise_failures()
             self._check_step_after(check_step(step), self._background.last_step())
-            self._background.make_room(self._lock_timeout_s)
+            self._background.make_room(self._turns.timeout_s)
             draft = self._drafter.draft(
                 step,
                 state,
-                self._committer.context(),
+                self._context_to_come(),
                 metrics=metrics,
                 labels=labels,
                 config=config,
@@ -217,10 +215,15 @@ class Store:
             finally:
                 draft.release()
             draft.captured = dict(zip(draft.captured, staged, strict=True))
+            self._staged_context = draft.context
             handle = SaveHandle(draft.step)
             self._background.start(handle, functools.partial(self._commit_staged, draft, staged))
             handle.stall_s = time.perf_counter() - started
             return handle
+
+    def _context_to_come(self) -> ContextObject | None:
+        """The context that the next background commit continues: of the last one under way, else of the position."""
+        return self._committer.context() if self._background.last_step() is None else self._staged_context
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all background commits.
@@ -229,14 +232,14 @@ class Store:
             SaveFailedError: one of them failed and nobody had asked.
             BusyError: one is still under way after `timeout_s`.
         """
-        self._check_usable()
+        self._turns.check()
         self._background.wait(timeout_s)
         self._background.raise_failures()
 
     def _commit_staged(self, draft: Draft, staged: list[Captured]) -> Snapshot:
         assert self._staging is not None
         try:
-            with self._locked("background commit"):
+            with self._turns.take("background commit"):
                 return self._commit(draft)
         finally:
             self._staging.release(staged)
@@ -285,7 +288,7 @@ class Store:
             CorruptionError, IncompleteError: names component, leaves and chunk.
             UnsupportedStateError: an opaque leaf without `allow_pickle`.
         """
-        self._check_usable()
+        self._turns.check()
         snapshot_id, _ = self._choose(ref, allow_mixed, schema_version)
         with self._noting_damage():
             return self._restorer.values(snapshot_id, _listed(only), device, allow_pickle=allow_pickle)
@@ -318,7 +321,7 @@ class Store:
             IncompleteError: it stopped half way; `touched` lists the leaves that may hold new values.
             Otherwise as `restore`, with nothing touched when `atomic`.
         """
-        self._check_usable()
+        self._turns.check()
         snapshot_id, skipped = self._choose(ref, allow_mixed, schema_version)
         return self._restore_into(targets, snapshot_id, skipped, strict, atomic, cast, allow_pickle)
 
@@ -451,7 +454,7 @@ class Store:
         `timeline()[-1]` costs the same in a long history as in a short one. With `all_runs`, every snapshot of every
         run and branch in the order of publication.
         """
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         if all_runs:
             return [self._catalog.info(each) for each in self._all_ids() if not self._catalog.row(each).is_retired]
@@ -476,7 +479,7 @@ class Store:
 
     def steps(self) -> list[int]:
         """Committed steps of the current branch and its ancestors, ascending."""
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         return self._chooser.view(self._committer.position).steps()
 
@@ -490,7 +493,7 @@ class Store:
         Raises:
             NotFoundError, InvalidInputError: nothing or several things are meant.
         """
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         if ref == "latest":
             return self._catalog.info(self._chooser.latest(self._committer.position, allow_mixed=False)[0])
@@ -502,19 +505,19 @@ class Store:
 
     def runs(self) -> list[str]:
         """Names of all runs in this store."""
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         return self._catalog.runs()
 
     def branches(self) -> list[Branch]:
         """This run's branches."""
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         return self._catalog.branches(self.run, self._catalog.current_branch(self.run))
 
     def tags(self) -> dict[str, str]:
         """This run's tags: name → snapshot id."""
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         return self._catalog.tags(self.run)
 
@@ -525,7 +528,7 @@ class Store:
 
     def stats(self) -> Stats:
         """Sizes of the whole store. Lists its folders."""
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         return measure(self.path, self._timeline, self._keeper, self._catalog, self._all_ids())
 
@@ -583,6 +586,7 @@ class Store:
             self._keeper.catch_up()
             snapshot_id = self._chooser.resolve(ref, self._committer.position)
             if self._catalog.row(snapshot_id).is_retired:
+                self._timeline.make_durable(self._keeper.applied().seq)
                 return self._catalog.info(snapshot_id)
             self._append(Retire(snapshot_id))
             return self._catalog.info(snapshot_id)
@@ -606,7 +610,7 @@ class Store:
 
         Damage found is remembered in the index, so that later commits store such objects again.
         """
-        self._check_usable()
+        self._turns.check()
         self._keeper.catch_up()
         report = Verifier(self._timeline, self._keeper, self._catalog).run(
             self._all_ids(), read_data=read_data, progress=progress
@@ -636,13 +640,13 @@ class Store:
         Raises:
             SaveFailedError: a background commit failed and nobody had asked. The store is closed all the same.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if self._turns.is_over:
             return
         try:
             self._background.wait()
             self._background.raise_failures()
         finally:
-            self._is_closed = True
+            self._turns.end()
             self._keeper.close()
             self._staging = None
 
@@ -657,19 +661,9 @@ class Store:
     def __repr__(self) -> str:
         return f"<casckpt store {self.path!r}, run {self.run!r}, branch {self.branch!r}, step {self.step}>"
 
-    def _check_usable(self) -> None:
-        if self._is_closed:
-            raise InvalidInputError(f"store {self.path}: this handle is closed. Open it again.", path=self.path)
-        if os.getpid() != self._pid:
-            raise InvalidInputError(
-                f"store {self.path}: this handle belongs to process {self._pid}, this is {os.getpid()}. Open the store "
-                "again in the child process.",
-                path=self.path,
-            )
-
     @contextlib.contextmanager
     def _writing(self, what: str, *, wait: bool = True) -> Iterator[None]:
-        self._check_usable()
+        self._turns.check()
         if self.is_read_only:
             raise ReadOnlyError(f"store {self.path} is open read-only: {what} is not possible", path=self.path)
         unknown = unknown_features(self.document, "write")
@@ -682,23 +676,8 @@ class Store:
             yield
             return
         self._background.wait()
-        with self._locked(what):
+        with self._turns.take(what):
             yield
-
-    @contextlib.contextmanager
-    def _locked(self, what: str) -> Iterator[None]:
-        if not self._lock.acquire(timeout=self._lock_timeout_s):
-            raise BusyError(
-                f"store {self.path}: this handle is busy with {self._holder} after {self._lock_timeout_s} s. Use one "
-                "handle per thread, or wait.",
-                holder=self._holder,
-            )
-        before, self._holder = self._holder, f"{what} in thread {threading.current_thread().name!r}"
-        try:
-            yield
-        finally:
-            self._holder = before
-            self._lock.release()
 
 
 def _listed(only: Sequence[str] | None) -> Sequence[str] | None:
