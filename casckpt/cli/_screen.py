@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from casckpt.store.store import Store
 
 JSON_VERSION = 1
+COLUMN_GAP, COLUMN_WIDTH_MIN = 2, 6
 _WIDTH_WITHOUT_TERMINAL = 10_000
 
 STATE_STYLES = {
@@ -129,13 +130,23 @@ def table(*columns: str) -> Table:
 
 
 def print_table(target: Table) -> None:
-    """Print a table on standard output."""
+    """Print a table on standard output: what its elastic columns lack in room, they share."""
     from rich.cells import cell_len
 
-    for column in target.columns:
-        if column.ratio is None:
-            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
-    console().print(target)
+    screen = console()
+    natural = [
+        max(cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).split("\n") or [""])
+        for column in target.columns
+    ]
+    elastic = [at for at, column in enumerate(target.columns) if column.ratio is not None]
+    room = screen.width - COLUMN_GAP * (len(natural) - 1) - sum(natural) + sum(natural[at] for at in elastic)
+    for left, at in zip(range(len(elastic), 0, -1), sorted(elastic, key=natural.__getitem__), strict=True):
+        given = min(natural[at], max(room // left, COLUMN_WIDTH_MIN))
+        room -= given
+        natural[at] = given
+    for column, width in zip(target.columns, natural, strict=True):
+        column.width = width
+    screen.print(target)
 
 
 def state_text(state: str) -> Text:
