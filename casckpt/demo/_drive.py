@@ -200,10 +200,11 @@ def _main_line_claim(plan: DemoPlan, reference: Phase) -> Claim:
     """The line that the branch left must still restore, by name, to what it was."""
     with casckpt.open(plan.store, read_only=True, run=DEMO_RUN) as store:
         restored = digest_components(store.restore(f"main@{plan.config.updates}"))
+    found = {"reference, live": reference.digests, "resumed, restored": restored}
     return Claim(
         f"main@{plan.config.updates} after branching",
         "values",
-        {"reference, live": value_digest(reference.digests), "resumed, restored": value_digest(restored)},
+        {source: value_digest(sorted(digests.items())) for source, digests in found.items()},
     )
 
 

@@ -44,7 +44,7 @@ class ProgressScreen:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = TaskID(0)
+        self._task: TaskID | None = None
         self._last = 0
 
     def __enter__(self) -> ProgressScreen:
@@ -67,14 +67,16 @@ class ProgressScreen:
     def committed(self, name: str, event: dict[str, Any]) -> None:
         """Move the bar."""
         step, mean_return = event["step"], event["metrics"]["return"]
-        self._progress.update(self._task, completed=step, mean_return=mean_return)
+        if self._task is not None:
+            self._progress.update(self._task, completed=step, mean_return=mean_return)
         if not self._console.is_terminal and (step % max(1, self._last // 10) == 0 or step == self._last):
             self._console.print(f"  {name} update {step} of {self._last}: return {mean_return:.1f}")
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
-        self._progress.stop_task(self._task)
-        self._console.print(text, markup=False, highlight=False)
+        if self._task is not None:
+            self._progress.stop_task(self._task)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_outcome(console: Console, outcome: Outcome, store: str, *, elapsed_s: float) -> None:

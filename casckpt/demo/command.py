@@ -1,7 +1,7 @@
 """The command `casckpt demo`: options in, phases run, tables or one JSON document out.
 
-Exit codes: 0 when the resumed run is bit-identical, 1 when it is not or something failed, 2 for wrong options, 130
-after Ctrl-C. Heavy imports happen after the options are known to be right.
+Exit codes: 0 when the resumed run is bit-identical, 1 when it is not (or Gymnasium is missing), 130 after Ctrl-C,
+others as for every command. Heavy imports happen after the options are known to be right.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,26 @@ def test_the_exit_code_says_whether_the_runs_are_identical(
     monkeypatch.setattr(_drive, "run_demo", lambda plan, screen: outcome(is_identical=is_identical))
     result = CliRunner().invoke(demo, ["--store", str(tmp_path / "store")])
     assert result.exit_code == exit_code
+
+
+def test_json_is_one_document_on_standard_output_with_the_progress_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(plan: Any, screen: ProgressScreen) -> Outcome:
+        screen.note("progress")
+        return outcome(is_identical=False)
+
+    monkeypatch.setattr(_drive, "run_demo", run)
+    result = CliRunner().invoke(demo, ["--store", str(tmp_path / "store"), "--updates", "40", "--json"])
+    assert result.exit_code == 1, result.output
+    document = json.loads(result.stdout)
+    assert "progress" in result.stderr
+    assert document["is_identical"] is False
+    assert document["first_divergence"] == "step 31, component 'policy'"
+    assert [claim["holds"] for claim in document["claims"]] == [False, False, True]
+    assert document["plan"]["kill_at"] == 20
+    assert document["totals"]["reference"]["dedup_ratio"] == 2.0
+    assert document["branches"] == {"main": [1], "side": [1]}
 
 
 def test_an_interrupt_ends_with_its_own_exit_code_and_names_the_store(
