@@ -7,6 +7,7 @@ never silent: it is raised by the handle's `result()`, and if nobody asked there
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -33,7 +34,7 @@ class SaveHandle:
         self._done = threading.Event()
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
-        self._is_reported = False
+        self._seen = threading.Event()  # somebody was told that it failed
 
     def done(self) -> bool:
         """Whether the commit has ended, well or not."""
@@ -58,17 +59,15 @@ class SaveHandle:
             raise BusyError(
                 f"the commit of step {self.step} is still under way after {timeout} s. Wait longer.", step=self.step
             )
-        self._is_reported = True
+        self._seen.set()
         return self._error
 
     def failure(self, later: Sequence[SaveHandle] = ()) -> SaveFailedError:
         """The error to raise for a failed save; `later` ones that failed too are told with it."""
-        self._is_reported = True
-        message = f"the background commit of step {self.step} failed: {self._error}. The step was not committed."
-        for handle in later:
-            handle._is_reported = True
-            message += f" Nor was step {handle.step}: {handle._error}"
-        return SaveFailedError(message, step=self.step, steps=[self.step, *(handle.step for handle in later)])
+        told = [self, *later]
+        for handle in told:
+            handle._seen.set()
+        return SaveFailedError(" ".join(map(_message, told)), step=self.step, steps=[handle.step for handle in told])
 
     def _finish(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         self._snapshot, self._error = snapshot, error
@@ -77,6 +76,16 @@ class SaveHandle:
     def __repr__(self) -> str:
         state = "under way" if not self.done() else ("failed" if self._error else "done")
         return f"<save of step {self.step}: {state}>"
+
+
+def _message(handle: SaveHandle) -> str:
+    return f"The background commit of step {handle.step} failed: {handle._error} The step was not committed."
+
+
+def _tell_unseen(seen: threading.Event, message: str) -> None:
+    """The last chance to say it: the interpreter ends, and the store was never closed."""
+    if not seen.is_set():
+        print(f"casckpt: {message}", file=sys.stderr)
 
 
 class Background:
@@ -119,8 +128,7 @@ class Background:
                 handle._finish(work(), None)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits for this save
                 handle._finish(None, error)
-                if not threading.main_thread().is_alive():
-                    print(f"casckpt: {handle.failure()}", file=sys.stderr)  # the interpreter exits: nobody will ask
+                atexit.register(_tell_unseen, handle._seen, _message(handle))  # should nobody ask before the end
             finally:
                 del work
                 with self._lock:
@@ -154,6 +162,6 @@ class Background:
         with self._lock:
             done = [handle for handle in self._handles if handle.done()]
             self._handles = [handle for handle in self._handles if handle not in done]
-        failed = [handle for handle in done if handle._error is not None and not handle._is_reported]
+        failed = [handle for handle in done if handle._error is not None and not handle._seen.is_set()]
         if failed:
             raise failed[0].failure(failed[1:]) from failed[0]._error

@@ -584,7 +584,11 @@ class Store:
         """Hide a snapshot from listings and from "latest". Nothing is deleted here; its id still restores."""
         with self._writing("retire"):
             self._keeper.catch_up()
-            snapshot_id = self._chooser.resolve(ref, self._committer.position)
+            position = self._committer.position
+            if ref == "latest":
+                snapshot_id, _ = self._chooser.latest(position, allow_mixed=False)
+            else:
+                snapshot_id = self._chooser.resolve(ref, position)
             if self._catalog.row(snapshot_id).is_retired:
                 self._timeline.make_durable(self._keeper.applied().seq)
                 return self._catalog.info(snapshot_id)
