@@ -141,16 +141,21 @@ class LyingFileSystem(CountingFileSystem):
     Args:
         inner: the file system that works.
         lie_at: number of the write, from 1.
-        lie: "flip" turns over one bit in the middle; "lose" stores zeros.
+        lie: "flip" turns over one bit; "lose" stores zeros from there on.
+        position: where in the write, from 0 to 1.
     """
 
-    def __init__(self, inner: FileSystem, *, lie_at: int, lie: str) -> None:
+    def __init__(self, inner: FileSystem, *, lie_at: int, lie: str, position: float = 0.5) -> None:
         super().__init__(inner, at=lie_at, operations=frozenset({"write"}))
         self._lie = lie
+        self._position = position
 
     def strike(self, operation: Operation, act: Callable[[], Any]) -> Any:
-        content = bytearray(operation.data) if self._lie == "flip" else bytearray(len(operation.data))
-        if self._lie == "flip" and content:
-            content[len(content) // 2] ^= 0x10
+        content = bytearray(operation.data)
+        at = int(len(content) * self._position)
+        if self._lie == "lose":
+            content[at:] = bytes(len(content) - at)
+        elif content:
+            content[at] ^= 0x10
         assert operation.file is not None
         return operation.file.write([content], operation.offset)

@@ -1,0 +1,173 @@
+"""(c, S01, S20) The n-th file operation fails, once or for ever, or SIGINT arrives there, or a write lies.
+
+n = 1, 2, 3 … until the history passes untouched. A failure prints n and the operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import casckpt
+from casckpt.errors import CasckptError, OutOfSpaceError, StorageError
+from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.process import System
+from casckpt.testing.failing import (
+    CountingFileSystem,
+    FailingFileSystem,
+    InterruptingFileSystem,
+    LyingFileSystem,
+)
+from casckpt.testing.invariants import check_store, check_usable
+from casckpt.testing.trees import difference
+from casckpt.testing.workload import HISTORY, Rehearsal, tree
+from casckpt.testing.wrapping import READING
+
+pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
+
+QUICK_STRIDE = 37
+MODES: dict[str, Callable[[int], FailingFileSystem]] = {
+    "EIO once": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO),
+    "EIO for ever": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO, is_forever=True),
+    "ENOSPC once": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.ENOSPC, has_short_writes=True),
+    "ENOSPC for ever": lambda n: FailingFileSystem(
+        LocalFileSystem(), fail_at=n, error=errno.ENOSPC, has_short_writes=True, is_forever=True
+    ),
+}
+
+
+def _opener(path: str, fs: Any) -> Callable[[str], Any]:
+    return lambda run: casckpt.open(path, create=True, run=run, system=System(file_system=fs))
+
+
+def _operation_count(path: Path) -> int:
+    fs = CountingFileSystem(LocalFileSystem())
+    with Rehearsal(_opener(str(path), fs)) as rehearsal:
+        for act in HISTORY:
+            rehearsal.perform(act)
+    return fs.count
+
+
+def _run(path: str, fs: CountingFileSystem, expected: tuple[type[BaseException], ...]) -> None:
+    """The history on a bad disk; an act that fails is repeated on the same handle, then on a good disk."""
+    rehearsal = Rehearsal(_opener(path, fs))
+    healthy = Rehearsal(_opener(path, LocalFileSystem()))
+    healthy.acknowledged, healthy.possible, healthy.done = (
+        rehearsal.acknowledged,
+        rehearsal.possible,
+        rehearsal.done,
+    )
+    with rehearsal, healthy:
+        for act in HISTORY:
+            try:
+                rehearsal.perform(act)
+                continue
+            except expected:
+                assert fs.was_hit, "an error without a fault"
+            try:
+                rehearsal.perform(act)
+            except expected:
+                rehearsal.close()
+                check_store(path, healthy)
+                healthy.perform(act)
+                healthy.close()
+    check_store(path, healthy)
+    assert len(healthy.done) == len(HISTORY)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
+    _sweep(tmp_path, mode, QUICK_STRIDE)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
+    _sweep(tmp_path, mode, 1)
+
+
+def _sweep(tmp_path: Path, mode: str, stride: int) -> None:
+    for n in range(1, _operation_count(tmp_path / "counted") + 1, stride):
+        fs = MODES[mode](n)
+        wanted = OutOfSpaceError if mode.startswith("ENOSPC") else StorageError
+        try:
+            _run(str(tmp_path / str(n)), fs, (wanted,))
+            check_usable(str(tmp_path / str(n)))
+        except Exception as error:
+            raise AssertionError(f"{mode} at operation {n} ({fs.struck}): {error!r}") from error
+        assert fs.was_hit
+
+
+def _interrupted(path: str, fs: CountingFileSystem) -> None:
+    rehearsal = Rehearsal(_opener(path, fs))
+    with rehearsal:
+        for act in HISTORY:
+            try:
+                rehearsal.perform(act)
+            except KeyboardInterrupt:
+                rehearsal.perform(act)
+    check_store(path, rehearsal)
+
+
+def _sweep_interrupts(tmp_path: Path, stride: int) -> None:
+    count = _operation_count(tmp_path / "counted")
+    for n in range(1, count + 1, stride):
+        fs = InterruptingFileSystem(LocalFileSystem(), at=n)
+        try:
+            _interrupted(str(tmp_path / str(n)), fs)
+        except BaseException as error:
+            raise AssertionError(f"SIGINT at operation {n} ({fs.struck}): {error!r}") from error
+        assert fs.was_hit
+
+
+def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_path: Path) -> None:
+    _sweep_interrupts(tmp_path, QUICK_STRIDE)
+
+
+@pytest.mark.full
+def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path) -> None:
+    _sweep_interrupts(tmp_path, 1)
+
+
+@pytest.mark.parametrize("position", [0.0, 0.0008, 0.3, 0.9, 0.995, 0.9999])  # headers, payloads, footer, trailer
+@pytest.mark.parametrize("lie", ["flip", "lose"])
+def test_write_that_lies_into_a_pack_is_caught_before_the_commit(tmp_path: Path, lie: str, position: float) -> None:
+    act = HISTORY[0]
+    path = str(tmp_path / "store")
+    casckpt.open(path, create=True).close()  # the store's own first files are written, and checked, elsewhere
+    fs = LyingFileSystem(LocalFileSystem(), lie_at=1, lie=lie, position=position)
+    with Rehearsal(_opener(path, fs)) as rehearsal:
+        with pytest.raises(CasckptError):
+            rehearsal.perform(act)
+        assert fs.struck is not None and len(fs.struck.data) > 20_000, "the first write is the pack's"
+        assert not rehearsal.acknowledged
+        rehearsal.perform(act)
+    check_store(path, rehearsal)
+
+
+def test_reads_that_fail_raise_and_change_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with Rehearsal(_opener(path, LocalFileSystem())) as oracle:
+        for act in HISTORY:
+            oracle.perform(act)
+    fs = CountingFileSystem(LocalFileSystem(), operations=READING)
+    _read_everything(path, fs)
+    for n in range(1, fs.count + 1):
+        bad = FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO, operations=READING)
+        with contextlib.suppress(CasckptError):
+            _read_everything(path, bad)
+        assert bad.was_hit, n
+    check_store(path, oracle)
+
+
+def _read_everything(path: str, fs: CountingFileSystem) -> None:
+    with casckpt.open(path, system=System(file_system=fs)) as store:
+        for snapshot in store.timeline(all_runs=True):
+            problem = difference(tree(snapshot.run, snapshot.step), store.restore(snapshot.id))
+            assert problem is None, problem

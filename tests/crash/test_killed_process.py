@@ -1,0 +1,92 @@
+"""(b, S06) SIGKILL to a real process at its n-th changing system call, LMDB's included.
+
+The child runs the shared history without torch and appends a mark before and after each act. A failure prints the
+call and its number: `inject=<call>:signal=KILL:when=<number>`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from casckpt.testing import killing
+from casckpt.testing.invariants import check_store, check_usable
+from casckpt.testing.workload import HISTORY, oracle_of
+
+PARTS = 4
+QUICK_STRIDE = 53
+AT_A_TIME = 2  # children run while the parent checks what others left
+
+pytestmark = pytest.mark.skipif(killing.why_not() is not None, reason=str(killing.why_not()))
+
+
+def _argv(folder: Path) -> list[str]:
+    folder.mkdir()
+    return [sys.executable, "-m", "casckpt.testing.workload", str(folder / "store"), str(folder / "marks")]
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int]]:
+    """Every (call, number) at which the child can be killed."""
+    counts = killing.count_calls(_argv(tmp_path_factory.mktemp("counted") / "run"))
+    assert {"fdatasync", "linkat" if "linkat" in counts else "link", "flock"} <= counts.keys(), counts
+    return [(call, number) for call, count in counts.items() for number in range(1, count + 1)]
+
+
+def _check(folder: Path) -> None:
+    marks: list[tuple[str, str]] = []
+    if (folder / "marks").exists():
+        for line in (folder / "marks").read_text().splitlines():
+            what, _, name = line.partition("\t")
+            if name in {act.name for act in HISTORY}:  # the last line may be cut
+                marks.append((what, name))
+    check_store(str(folder / "store"), oracle_of(marks))
+    check_usable(str(folder / "store"))
+
+
+def _kill_all(points: list[tuple[str, int]], tmp_path: Path) -> int:
+    """Kill a child at each point and check what it left; returns how many were really killed."""
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
+    killed_count = 0
+
+    def finish() -> Iterator[bool]:
+        label, folder, process = running.pop(0)
+        try:
+            yield killing.was_killed(process)
+            _check(folder)
+        except Exception as error:
+            raise AssertionError(f"killed at {label}: {error!r}") from error
+
+    try:
+        for call, number in points:
+            folder = tmp_path / f"{call}-{number}"
+            running.append((f"{call} {number}", folder, killing.start_killed(_argv(folder), call, number)))
+            if len(running) >= AT_A_TIME:
+                killed_count += sum(finish())
+        while running:
+            killed_count += sum(finish())
+    finally:
+        for _, _, process in running:
+            process.kill()
+            process.communicate()
+    return killed_count
+
+
+def test_some_kills_leave_acknowledged_snapshots_whole(points: list[tuple[str, int]], tmp_path: Path) -> None:
+    assert _kill_all(points[::QUICK_STRIDE], tmp_path) > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_kill_leaves_acknowledged_snapshots_whole(
+    points: list[tuple[str, int]], tmp_path: Path, part: int
+) -> None:
+    mine = points[part::PARTS]
+    assert _kill_all(mine, tmp_path) >= 0.9 * len(mine)  # threads take turns: the last few numbers may not be reached
