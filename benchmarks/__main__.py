@@ -62,9 +62,9 @@ def main(arguments: list[str]) -> int:
         for measurement in ROWS[name](settings):
             found.append(measurement)
             print(_line(measurement), file=sys.stderr, flush=True)
+            if options.json:  # after each figure: an interrupted run keeps what it has
+                _write_json(options.json, arguments, machine, settings, found)
     console.print(_table(found))
-    if options.json:
-        _write_json(options.json, arguments, machine, settings, found)
     return 0
 
 
