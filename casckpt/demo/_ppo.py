@@ -30,7 +30,7 @@ class PpoConfig:
     """Hyper-parameters. `updates` is the horizon of the learning-rate schedule."""
 
     seed: int = 1
-    updates: int = 60
+    updates: int = 40
     environment_count: int = 8
     rollout_steps: int = 128
     epochs: int = 4

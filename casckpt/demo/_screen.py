@@ -109,7 +109,7 @@ def next_commands(store: str, outcome: Outcome) -> list[str]:
 def commit_table(phases: dict[str, Phase]) -> Table:
     """What commits cost, beside `torch.save` with fsync of the same state in the same process."""
     table = _table("Commits (a selection), and torch.save with fsync of the same state")
-    for heading in ("step", "return", "logical", "new", "stored", "commit", "torch.save", "its bytes"):
+    for heading in ("step", "return", "logical", "new", "stored", "commit", "torch.save", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for phase in phases.values():
         table.add_section()
@@ -147,13 +147,15 @@ def proof_table(outcome: Outcome) -> Table:
 def line_tree(outcome: Outcome) -> Tree:
     """The branches of run `demo`: first and last step of each, and where the second one came from."""
     tree = Tree("Lines of run demo")
+    by_id = {snapshot.id: snapshot for line in outcome.lines.values() for snapshot in line}
     for name, line in outcome.lines.items():
         first, last = line[0], line[-1]
-        labels = ", ".join(f"{key}={value}" for key, value in first.labels.items())
-        tree.add(
-            f"[bold]{name}[/bold]: steps {first.step} to {last.step}, return {first.metrics['return']:.1f} to "
-            f"{last.metrics['return']:.1f}" + (f", {labels}" if labels else "")
-        )
+        facts = [f"{first.metrics['return']:.1f} to {last.metrics['return']:.1f}"]
+        if first.parent in by_id:
+            parent = by_id[first.parent]
+            facts.append(f"from {parent.branch}@{parent.step}")
+        facts += [f"{key}={value}" for key, value in first.labels.items()]
+        tree.add(f"[bold]{name}[/bold]: steps {first.step} to {last.step}, return {', '.join(facts)}")
     return tree
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from casckpt.demo._drive import DemoPlan, Outcome
 
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
-DEFAULT_UPDATES = 60
+DEFAULT_UPDATES = 40
 UPDATES_MIN = 4  # one step to branch from, one before the kill, the killed one, and one after
 DEFAULT_STORE = "casckpt-demo"
 

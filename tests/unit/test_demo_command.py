@@ -42,11 +42,12 @@ def outcome(*, is_identical: bool) -> Outcome:
         Phase("reference", "reference", commits=[commit(step) for step in range(1, 41)]),
         Phase("resumed", "demo", commits=[commit(step) for step in range(21, 41)]),
     ]
-    snapshot = SimpleNamespace(step=1, metrics={"return": 20.0}, labels={})
+    start = SimpleNamespace(id="i", parent=None, branch="main", step=1, metrics={"return": 20.0}, labels={})
+    fork = SimpleNamespace(id="j", parent="i", branch="side", step=2, metrics={"return": 21.0}, labels={"reseed": "9"})
     return Outcome(
         phases={phase.name: phase for phase in phases},
         totals={"reference": Totals(40, 1000, 500, 250), "demo": Totals(40, 1000, 0, 0)},
-        lines={"main": [snapshot], "side": [snapshot]},
+        lines={"main": [start], "side": [fork]},
         claims=[
             Claim("policy", "manifest", {"reference": said[0], "resumed": said[1]}),
             Claim("policy", "values", {"reference, live": said[0], "resumed, live": said[1]}),
@@ -123,7 +124,7 @@ def test_json_is_one_document_on_standard_output_with_the_progress_elsewhere(
     assert [claim["holds"] for claim in document["claims"]] == [False, False, True]
     assert document["plan"]["kill_at"] == 20
     assert document["totals"]["reference"]["dedup_ratio"] == 2.0
-    assert document["branches"] == {"main": [1], "side": [1]}
+    assert document["branches"] == {"main": [1], "side": [2]}
 
 
 def test_an_interrupt_ends_with_its_own_exit_code_and_names_the_store(
@@ -154,6 +155,7 @@ def test_agreement_is_shown_once_with_the_ratios_and_the_next_commands() -> None
     assert text.count("aaaaaaaaaaaa") == 2
     assert "2.0×" in text  # 1000 logical ÷ 500 new
     assert "2.00×" in text  # 500 new ÷ 250 stored
+    assert "side: steps 2 to 2, return 21.0 to 21.0, from main@1, reseed=9" in text
     assert "casckpt log 'my store'" in text
 
 
