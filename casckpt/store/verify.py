@@ -29,11 +29,27 @@ class _Found:
     """Objects reachable from the snapshots, and who needs them: object → manifests → (snapshot, component)."""
 
     manifests: dict[ObjectId, list[User]] = field(default_factory=dict)
+    contexts: dict[ObjectId, list[User]] = field(default_factory=dict)
     owners: dict[ObjectId, set[ObjectId]] = field(default_factory=dict)  # object → manifests that reach it
+    bad: dict[ObjectId, CasckptError] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
+    def add_bad(self, object_id: ObjectId, error: CasckptError, owner: ObjectId | None = None) -> None:
+        """Note a bad object; who needs it is looked up at the end, when all of them are known."""
+        self.bad.setdefault(object_id, error)
+        if owner is not None and owner != object_id:
+            self.owners.setdefault(object_id, set()).add(owner)
+
+    def report(self) -> tuple[Problem, ...]:
+        """All problems, each bad object with everybody who needs it."""
+        for object_id, error in self.bad.items():
+            kind = "missing" if isinstance(error, IncompleteError | NotFoundError) else "corrupt"
+            users = self.users(object_id)
+            self.problems.append(Problem(kind, f"{error.message} {describe_users(users)}", object_id.hex(), users))
+        return tuple(self.problems)
+
     def users(self, object_id: ObjectId) -> tuple[User, ...]:
-        direct = self.manifests.get(object_id, [])
+        direct = [*self.manifests.get(object_id, []), *self.contexts.get(object_id, [])]
         through = (user for owner in self.owners.get(object_id, ()) for user in self.manifests[owner])
         return tuple(sorted({*direct, *through}))
 
@@ -55,13 +71,13 @@ class Verifier:
         health = self._catalog.pack_health()
         for manifest in found.manifests:
             self._add_manifest(manifest, found)
-        object_ids = sorted({*found.manifests, *found.owners})
+        object_ids = sorted({*found.manifests, *found.contexts, *found.owners})
         bad = self._missing(object_ids, found, health)
         read_bytes = 0
         if read_data:
             good = [object_id for object_id in object_ids if object_id not in bad]
             read_bytes = self._read_all(good, found, progress)
-        return VerifyReport(tuple(found.problems), len(snapshots), len(object_ids), read_bytes, read_data)
+        return VerifyReport(found.report(), len(snapshots), len(object_ids), read_bytes, read_data)
 
     def _timeline_problems(self) -> list[Problem]:
         problems = [Problem("timeline", entry.reason) for entry in self._catalog.bad_entries()]
@@ -111,6 +127,8 @@ class Verifier:
         where = (snapshot.run, snapshot.branch, snapshot.step)
         for name, ref in snapshot.components.items():
             found.manifests.setdefault(ObjectId(ref.manifest), []).append((*where, name, snapshot_id.hex()))
+        if snapshot.context:
+            found.contexts.setdefault(ObjectId(snapshot.context), []).append((*where, "config", snapshot_id.hex()))
 
     def _add_manifest(self, address: ObjectId, found: _Found) -> None:
         try:
@@ -120,21 +138,12 @@ class Verifier:
             for object_id in (ObjectId(manifest.structure), *self._catalog.chunk_ids(manifest)):
                 found.owners.setdefault(object_id, set()).add(address)
         except CasckptError as error:
-            self._report(found, ObjectId(error.facts.get("object_id", address)), error, address)
+            found.add_bad(ObjectId(error.facts.get("object_id", address)), error, address)
             return
         try:
             decode_structure(self._keeper.reader.read(ObjectId(manifest.structure)))
         except CasckptError as error:
-            self._report(found, ObjectId(manifest.structure), error, address)
-
-    def _report(self, found: _Found, object_id: ObjectId, error: CasckptError, owner: ObjectId | None = None) -> None:
-        if any(problem.object_id == object_id.hex() for problem in found.problems):
-            return
-        if owner is not None and owner != object_id:
-            found.owners.setdefault(object_id, set()).add(owner)
-        kind = "missing" if isinstance(error, IncompleteError | NotFoundError) else "corrupt"
-        users = found.users(object_id)
-        found.problems.append(Problem(kind, f"{error.message} {describe_users(users)}", object_id.hex(), users))
+            found.add_bad(ObjectId(manifest.structure), error, address)
 
     def _missing(self, ids: Sequence[ObjectId], found: _Found, health: PackHealth) -> set[ObjectId]:
         bad = set()
@@ -142,7 +151,7 @@ class Verifier:
             if not is_present:
                 bad.add(object_id)
                 reason = health.first_problem([object_id]) or "no place of it is there"
-                self._report(found, object_id, IncompleteError(f"{reason}."))
+                found.add_bad(object_id, IncompleteError(f"{reason}."))
         return bad
 
     def _read_all(self, ids: Sequence[ObjectId], found: _Found, progress: Progress | None) -> int:
@@ -154,7 +163,7 @@ class Verifier:
             pairs = [(each, where) for each, where in zip(batch, places, strict=True) if where]
             requests = [Request(each, where[0].plain_size, (), at) for at, (each, where) in enumerate(pairs)]
             for object_id, error in self._keeper.reader.prove_each(requests, [where for _, where in pairs]):
-                self._report(found, object_id, error)
+                found.add_bad(object_id, error)
             done += sum(request.size for request in requests)
             if progress is not None:
                 progress(min(start + _OBJECTS_PER_READ, len(ids)), len(ids))
