@@ -186,6 +186,9 @@ def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
         if place not in places:
             places.append(place)
     txn.put_many("objects", [(object_id, encode_object(count, places)) for object_id, (count, places) in rows.items()])
+    if txn.count("damage"):
+        for object_id in ids:
+            txn.delete("damage", object_id)  # stored again: the new record was read back before it was published
 
 
 def _children_of_snapshot(snapshot: Snapshot) -> dict[ObjectId, int]:

@@ -242,10 +242,10 @@ class IndexKeeper:
             with kv.write() as txn:
                 for seq in numbers[start : start + _ENTRIES_PER_TRANSACTION]:
                     digest = self._apply_one(txn, seq, None, packs, reader)
-        last = numbers[-1] if numbers else -1
+        last = numbers[-1] if numbers else 0  # number 0 is taken in every store, even where its file is lost
         present = set(numbers)
         with kv.write() as txn:
-            mark_applied(txn, last, digest, (seq for seq in range(last) if seq not in present))
+            mark_applied(txn, last, digest, (seq for seq in range(last + 1) if seq not in present))
 
 
 def _entry_size(timeline: Timeline, seq: int) -> int:

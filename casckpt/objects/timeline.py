@@ -10,6 +10,7 @@ and never fills a gap.
 from __future__ import annotations
 
 import contextlib
+import re
 
 from casckpt.digest import digest
 from casckpt.errors import CorruptionError, NotFoundError
@@ -20,6 +21,7 @@ from casckpt.storage.fs import FileSystem, read_file
 from casckpt.storage.process import System
 
 SEQ_DIGITS, SHARD_DIGITS = 20, 14
+_SEQ, _SHARD = (re.compile(f"[0-9]{{{digits}}}") for digits in (SEQ_DIGITS, SHARD_DIGITS))
 
 
 class Timeline:
@@ -79,10 +81,11 @@ class Timeline:
         """All numbers from `start` on that have a file, ascending. Lists folders: for doubt, not for every call."""
         found = []
         for shard in self.fs.list(self.folder):
-            if len(shard) != SHARD_DIGITS or not shard.isdigit() or (int(shard) + 1) * ENTRIES_PER_SHARD <= start:
+            if not _SHARD.fullmatch(shard) or (int(shard) + 1) * ENTRIES_PER_SHARD <= start:
                 continue
             for name in self.fs.list(f"{self.folder}/{shard}"):
-                if len(name) == SEQ_DIGITS and name.isdigit() and int(name) >= start:
+                # A number outside its own shard is a stray file: `path` never leads to it.
+                if _SEQ.fullmatch(name) and int(name) >= start and int(name) // ENTRIES_PER_SHARD == int(shard):
                     found.append(int(name))
         return sorted(found)
 

@@ -183,8 +183,7 @@ class ObjectWriter:
     def _encode(self, plain: memoryview, object_id: ObjectId, task: ChunkTask) -> Encoded:
         form = encode(plain, task.itemsize, task.hint)
         if form.codec != CODEC_RAW and digest(plain) != object_id:
-            # The encoding was proven against memory that is no longer what was hashed.
-            raise ConcurrentMutationError("memory changed while it was being committed", object_id=object_id)
+            raise _moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
         return form
 
     # --- writing side ---
@@ -205,8 +204,11 @@ class ObjectWriter:
             params=form.params,
         )
         if self._pack is None and self._held_size + form.stored_size <= INLINE_LIMIT:
-            # Held bytes are copied: the memory they lie in is reused, or the user's.
-            self._held.append((header, memoryview(bytes(payload))))
+            # Held bytes are copied: the memory they lie in is reused, or the user's and may have moved since the hash.
+            held = bytes(payload)
+            if form.codec == CODEC_RAW and digest(held) != object_id:
+                raise _moved(object_id)
+            self._held.append((header, memoryview(held)))
             self._held_size += form.stored_size
             return
         if self._pack is None:
@@ -270,6 +272,14 @@ class ObjectWriter:
                 file.drop_cache(0, pack.size)
         finally:
             file.close()
+
+
+def _moved(object_id: ObjectId) -> ConcurrentMutationError:
+    return ConcurrentMutationError(
+        f"chunk {object_id.hex()[:12]}: its memory changed while the commit was reading it. Nothing was committed. "
+        "Commit from the thread that trains, between updates.",
+        object_id=object_id,
+    )
 
 
 class _PackFile:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, overload
 
 import msgspec
 
@@ -15,6 +17,7 @@ from casckpt.errors import (
     IncompleteError,
     InvalidInputError,
     NotFoundError,
+    StoreWarning,
     UnsupportedFormatError,
 )
 from casckpt.format.entry import Commit, Entry
@@ -31,12 +34,12 @@ from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.kv import KvReader
 from casckpt.index.tables import (
     BAD,
-    INLINE,
     PENDING,
     BadEntry,
     BranchRow,
     NoteRow,
     Pending,
+    Place,
     SnapRow,
     decode_pack_row,
     decode_snap,
@@ -285,26 +288,42 @@ class Catalog:
         return decode_snap(value)
 
     def load(self, snapshot_id: SnapshotId) -> SnapshotObject:
-        """The snapshot object itself."""
-        return decode_snapshot(self._keeper.reader.read(ObjectId(snapshot_id)), f"snapshot {short(snapshot_id)}")
+        """The snapshot object itself.
+
+        Raises:
+            CorruptionError, IncompleteError: naming the step.
+        """
+        row = self.row(snapshot_id)
+        with _naming_step(snapshot_id, row):
+            plain = self._keeper.reader.read(ObjectId(snapshot_id))
+            return decode_snapshot(plain, f"snapshot {short(snapshot_id)}")
 
     def info(self, snapshot_id: SnapshotId) -> Snapshot:
-        """Everything known of a snapshot. Costs reading its timeline entry."""
+        """Everything known of a snapshot. Costs reading its timeline entry.
+
+        Raises:
+            CorruptionError, IncompleteError: naming the step.
+        """
         row = self.row(snapshot_id)
-        try:
+        with _naming_step(snapshot_id, row):
             entry = self._timeline.read(row.seq)
-        except NotFoundError as error:
-            raise IncompleteError(f"{error}; snapshot {short(snapshot_id)} lies in it", seq=row.seq) from error
-        body = entry.envelope.body
-        found = snapshot_of(entry)
-        if not isinstance(body, Commit) or found is None or body.snapshot != snapshot_id:
-            raise CorruptionError(
-                f"timeline entry {row.seq} does not hold snapshot {short(snapshot_id)}. Run `casckpt doctor`.",
-                seq=row.seq,
-            )
+            body = entry.envelope.body
+            found = snapshot_of(entry)
+            if not isinstance(body, Commit) or found is None or body.snapshot != snapshot_id:
+                raise CorruptionError(f"timeline entry {row.seq} does not hold it", seq=row.seq)
         with self._keeper.kv.read() as txn:
             note: NoteRow = get_struct(txn, "notes", snapshot_id, NoteRow) or NoteRow({}, {})
         return describe(entry, body, found[1], note, is_retired=row.is_retired)
+
+    def readable(self, ids: Iterable[SnapshotId]) -> Iterator[Snapshot]:
+        """`info` of each that can be read; a `StoreWarning` names the others, so that one bad file hides no history."""
+        for snapshot_id in ids:
+            try:
+                yield self.info(snapshot_id)
+            except UnsupportedFormatError:
+                raise
+            except CasckptError as error:
+                warnings.warn(f"left out of this list: {error.message}", StoreWarning, stacklevel=3)
 
     def context(self, snapshot_id: SnapshotId) -> Context:
         address = self.load(snapshot_id).context
@@ -356,15 +375,23 @@ class Catalog:
         return PackHealth(self._root, self._timeline, self._keeper)
 
 
+class Source(NamedTuple):
+    """A file that objects lie in: a pack has exactly `size` bytes, a timeline entry at least as many."""
+
+    path: str
+    size: int
+    is_pack: bool
+
+
 class PackHealth:
-    """Which objects have a place that exists: sizes of packs are looked at once per instance."""
+    """Which objects have a place that exists: sizes of files are looked at once per instance."""
 
     def __init__(self, root: str, timeline: Timeline, keeper: IndexKeeper) -> None:
         self._root = root
         self._timeline = timeline
         self._keeper = keeper
         self._packs: dict[int, str | None] = {}
-        self._entries: dict[int, bool] = {}
+        self._entries: dict[int, int | None] = {}
 
     def pack_problem(self, pack_no: int, txn: KvReader) -> str | None:
         """What is wrong with a pack's file, or None."""
@@ -382,25 +409,37 @@ class PackHealth:
                 self._packs[pack_no] = None
         return self._packs[pack_no]
 
-    def sources(self, ids: Sequence[ObjectId]) -> frozenset[tuple[int, int]] | None:
-        """The files that objects lie in, as (pack number, 0) or (INLINE, entry seq); None when one has no place."""
-        found = set()
+    def sources(self, ids: Sequence[ObjectId]) -> list[Source] | None:
+        """The files that objects lie in; None when one has no place. Valid also when the index is made again."""
+        ends: dict[int, int] = {}
+        packs: set[int] = set()
         with self._keeper.kv.read() as txn:
             for place in first_places(txn.get_many("objects", ids)):
                 if place is None:
                     return None
-                found.add((place.pack_no, place.entry_seq if place.is_inline else 0))
-        return frozenset(found)
+                if place.is_inline:
+                    ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
+                else:
+                    packs.add(place.pack_no)
+            rows = [txn.get("packs", number_key(pack_no)) for pack_no in packs]
+        found = [Source(self._timeline.path(seq), end, False) for seq, end in ends.items()]
+        for row in rows:
+            if row is None:
+                return None
+            pack_id, size = decode_pack_row(row)
+            found.append(Source(pack_path(self._root, pack_id), size, True))
+        return found
 
-    def are_sources_good(self, sources: frozenset[tuple[int, int]]) -> bool:
+    def are_sources_good(self, sources: Sequence[Source]) -> bool:
         """Whether all these files are there with their sizes and no object at all is known to be damaged."""
         with self._keeper.kv.read() as txn:
             if txn.count("damage"):
                 return False
-            return not any(
-                self._entry_problem(seq) if pack_no == INLINE else self.pack_problem(pack_no, txn)
-                for pack_no, seq in sources
-            )
+        for path, size, is_pack in sources:
+            found = self._timeline.fs.size(path)
+            if found is None or (found != size if is_pack else found < size):
+                return False
+        return True
 
     def are_present(self, ids: Sequence[ObjectId], *, trust_marks: bool = True) -> list[bool]:
         """For each object, whether a place of it is there; with `trust_marks`, also that no damage is on record."""
@@ -419,7 +458,7 @@ class PackHealth:
         problem: str | None = f"object {short(object_id)} is in no pack or entry"
         for place in places_of(txn, object_id):
             if place.is_inline:
-                problem = self._entry_problem(place.entry_seq)
+                problem = self._entry_problem(place)
             else:
                 problem = self.pack_problem(place.pack_no, txn)
             if problem is None:
@@ -427,14 +466,38 @@ class PackHealth:
                 return f"object {short(object_id)} is damaged: {damage.decode()}" if damage is not None else None
         return problem
 
-    def _entry_problem(self, seq: int) -> str | None:
+    def _entry_problem(self, place: Place) -> str | None:
+        seq = place.entry_seq
         if seq not in self._entries:
-            self._entries[seq] = self._timeline.exists(seq)
-        return None if self._entries[seq] else f"timeline entry {seq} is missing"
+            self._entries[seq] = self._timeline.fs.size(self._timeline.path(seq))
+        found, end = self._entries[seq], _end_in_entry(place)
+        if found is None:
+            return f"timeline entry {seq} is missing"
+        return f"timeline entry {seq} has {found} bytes, an object in it ends at {end}" if found < end else None
+
+
+def _end_in_entry(place: Place) -> int:
+    return place.entry_offset + place.header_size + place.stored_size
+
+
+@contextlib.contextmanager
+def _naming_step(snapshot_id: SnapshotId, row: SnapRow) -> Iterator[None]:
+    """Make errors about a snapshot's timeline entry say whose it is."""
+    try:
+        yield
+    except UnsupportedFormatError:
+        raise
+    except CasckptError as error:
+        kind = IncompleteError if isinstance(error, NotFoundError) else type(error)
+        text = f"step {row.step} (snapshot {short(snapshot_id)}): {error.message.rstrip('.')}. Run `casckpt verify`."
+        raise kind(text, **{**error.facts, "step": row.step, "seq": row.seq}) from error
 
 
 class TimelineView(Sequence[Snapshot]):
-    """Snapshots of a line, oldest first; read from the store when they are looked at. Retired ones are left out."""
+    """Snapshots of a line, oldest first; read from the store when they are looked at. Retired ones are left out.
+
+    Iterating and slicing leave out what cannot be read, with a `StoreWarning`; what is asked for by its place raises.
+    """
 
     def __init__(self, catalog: Catalog, keeper: IndexKeeper, line: list[tuple[int, int]]) -> None:
         self._catalog = catalog
@@ -471,13 +534,16 @@ class TimelineView(Sequence[Snapshot]):
     def __getitem__(self, at: slice) -> list[Snapshot]: ...
     def __getitem__(self, at: int | slice) -> Snapshot | list[Snapshot]:
         if isinstance(at, slice):
-            return [self._catalog.info(snapshot_id) for snapshot_id in self._all()[at]]
+            return list(self._catalog.readable(self._all()[at]))
         if at == -1:
             newest = next(self.ids(reverse=True), None)
             if newest is None:
                 raise IndexError("the timeline is empty")
             return self._catalog.info(newest)
         return self._catalog.info(self._all()[at])
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return self._catalog.readable(self._all())
 
     def __len__(self) -> int:
         return len(self._all())

@@ -22,7 +22,9 @@ from casckpt.errors import (
     ConcurrentMutationError,
     ConflictError,
     CorruptionError,
+    IncompleteError,
     InvalidInputError,
+    NotFoundError,
     OutOfSpaceError,
     StepOrderError,
     StoreWarning,
@@ -51,7 +53,7 @@ from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import ChunkTask, ObjectWriter, Written
 from casckpt.state.capture import Captured
 from casckpt.storage.process import System
-from casckpt.store.catalog import Catalog, PackHealth, describe
+from casckpt.store.catalog import Catalog, PackHealth, Source, describe
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
 
@@ -86,8 +88,9 @@ class _Known:
     structure_id: ObjectId
     scalars_size: int
     ids: list[ObjectId]
+    nodes: list[ObjectId]
     structure_bytes: bytes = b""
-    sources: frozenset[tuple[int, int]] | None = None
+    sources: Sequence[Source] | None = None
 
 
 class Committer:
@@ -156,7 +159,7 @@ class Committer:
         for name in draft.inherit:
             assert parent is not None
             refs[name], known[name] = self._inherited(name, parent, health)
-        context = self._add_context(draft, parent, writer)
+        context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
             return self._same_step(draft, parent, refs)
         self._check_unmoved(draft)
@@ -189,8 +192,17 @@ class Committer:
         if not address:
             return None
         if self._context is None or self._context[0] != address:
-            plain = self._keeper.reader.read(ObjectId(address))
-            self._context = address, decode_context(plain, f"context {short(address)}")
+            try:
+                plain = self._keeper.reader.read(ObjectId(address))
+                self._context = address, decode_context(plain, f"context {short(address)}")
+            except (CorruptionError, IncompleteError, NotFoundError) as error:
+                warnings.warn(
+                    f"config and schema version of step {self.position.step} cannot be read ({error.message}): the "
+                    "next commit takes neither over. Give them again.",
+                    StoreWarning,
+                    stacklevel=4,
+                )
+                return None
         return self._context[1]
 
     # --- checks ---
@@ -315,7 +327,9 @@ class Committer:
         necessity = self._necessity(draft, name, parent)
         if known and is_alike and ids == known.ids and known.scalars_size == len(captured.scalars):
             ref = ComponentRef(known.ref.manifest, draft.step, captured.logical_bytes, necessity)
-            return _Known(ref, structure_id, known.scalars_size, ids, captured.structure_bytes, known.sources), new
+            same = known.scalars_size, ids, known.nodes, captured.structure_bytes, known.sources
+            return _Known(ref, structure_id, *same), new
+        nodes = _add_nodes(ids, writer)
         manifest = Manifest(
             MANIFEST_VERSION,
             structure_id,
@@ -323,11 +337,11 @@ class Committer:
             len(captured.scalars),
             layout.payload_size,
             layout.chunk_count,
-            _add_nodes(ids, writer),
+            b"".join(nodes or ids),
         )
         manifest_id, _ = writer.add(MANIFEST, wire.encode(manifest))
         ref = ComponentRef(manifest_id, draft.step, captured.logical_bytes, necessity)
-        return _Known(ref, structure_id, len(captured.scalars), ids, captured.structure_bytes), new
+        return _Known(ref, structure_id, len(captured.scalars), ids, nodes, captured.structure_bytes), new
 
     def _trusted(self, name: str, parent: Snapshot | None, health: PackHealth) -> _Known | None:
         """The component as the parent has it, if every file it lies in is as it should be."""
@@ -340,13 +354,14 @@ class Committer:
         if known is None:
             return None
         if known.sources is None:
-            known.sources = health.sources([ObjectId(known.ref.manifest), known.structure_id, *known.ids])
+            above = ObjectId(known.ref.manifest), known.structure_id, *known.nodes
+            known.sources = health.sources([*above, *known.ids])
         return known if known.sources is not None and health.are_sources_good(known.sources) else None
 
     def _load_known(self, ref: ComponentRef) -> _Known:
         manifest = self._catalog.manifest(ref.manifest)
-        ids = self._catalog.chunk_ids(manifest)
-        return _Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids)
+        ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
+        return _Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes)
 
     def _add_structure(self, captured: Captured, known: _Known | None, writer: ObjectWriter) -> ObjectId:
         if known is not None and captured.structure_bytes is known.structure_bytes:
@@ -372,9 +387,7 @@ class Committer:
         old = parent.components.get(name) if parent else None
         return old.necessity if old else EXACT
 
-    def _add_context(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter) -> bytes:
-        if parent is not None and self._context is not None and self._context == (parent.context, draft.context):
-            return parent.context
+    def _add_context(self, draft: Draft, writer: ObjectWriter) -> bytes:
         address, _ = writer.add(CONTEXT, wire.encode(draft.context))
         self._context = address, draft.context
         return address
@@ -470,11 +483,11 @@ class Committer:
         return None
 
 
-def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> bytes:
-    """What goes into a manifest's `ids`: the ids, or those of nodes that hold them."""
+def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> list[ObjectId]:
+    """Ids of the nodes that hold `ids`; none where a manifest holds them itself."""
     if len(ids) <= NODE_FANOUT:
-        return b"".join(ids)
-    return b"".join(writer.add(NODE, b"".join(ids[at : at + NODE_FANOUT]))[0] for at in range(0, len(ids), NODE_FANOUT))
+        return []
+    return [writer.add(NODE, b"".join(ids[at : at + NODE_FANOUT]))[0] for at in range(0, len(ids), NODE_FANOUT)]
 
 
 def _read_chunk(captured: Captured, parts: Sequence[Part], size: int) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 from casckpt.errors import (
@@ -118,6 +119,12 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
     except FileNotFoundError:
         pass
     except (CorruptionError, StorageError) as error:
+        if getattr(error, "errno", None) == errno.ENOTDIR:
+            raise StorageError(
+                f"{root}: not a folder, or below something that is none. Check the path.",
+                path=root,
+                errno=errno.ENOTDIR,
+            ) from error
         first = error
     origin = Timeline(root, StoreId(bytes(16)), System(file_system=fs))
     try:

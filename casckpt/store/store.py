@@ -452,12 +452,14 @@ class Store:
         """Snapshots of a branch (default: the current one) and its ancestors, oldest first, without retired ones.
 
         `timeline()[-1]` costs the same in a long history as in a short one. With `all_runs`, every snapshot of every
-        run and branch in the order of publication.
+        run and branch in the order of publication. A snapshot whose entry is damaged is left out of lists, with a
+        `StoreWarning`.
         """
         self._turns.check()
         self._keeper.catch_up()
         if all_runs:
-            return [self._catalog.info(each) for each in self._all_ids() if not self._catalog.row(each).is_retired]
+            shown = [each for each in self._all_ids() if not self._catalog.row(each).is_retired]
+            return list(self._catalog.readable(shown))
         return self._chooser.view(self._committer.position, branch)
 
     def _view(self, branch: str | None) -> TimelineView:
