@@ -45,24 +45,38 @@ def read_rows(fs: FileSystem, root: str, pack_id: bytes, store_id: StoreId) -> t
     Returns:
         The rows, and the reference by which an entry would name the pack (its footer check empty when scanned).
 
+    A damaged header costs nothing: the footer names the pack too, and every record is proven by its own address.
+
     Raises:
         FileNotFoundError: no such pack.
-        CorruptionError: its header is damaged, or it belongs to another store.
+        CorruptionError: it is another pack, or belongs to another store.
     """
-    path = pack_path(root, pack_id)
-    what = f"pack {pack_id.hex()}"
-    file = fs.open(path)
+    file = fs.open(pack_path(root, pack_id))
     try:
-        size = file.size()
-        found_id, found_store = decode_pack_header(_read(file, 0, HEADER_SIZE), what)
-        if found_id != pack_id or found_store != store_id:
-            raise CorruptionError(f"{what}: holds pack {found_id.hex()} of store {found_store.hex()}", pack_id=pack_id)
         try:
-            trailer = _read(file, max(0, size - TRAILER_SIZE), TRAILER_SIZE)
-            offset, footer_size, check, _ = decode_trailer(trailer, size, what)
-            return decode_footer(_read(file, offset, footer_size), check, offset, what), PackRef(pack_id, size, check)
+            owner = _read_owner(file)
         except CorruptionError:
-            return list(scan_rows(file, size)), PackRef(pack_id, size, b"")
+            owner = PackId(pack_id), store_id
+        _check_owner(pack_id, store_id, *owner)
+        try:
+            return _read_footer(file, pack_id)
+        except CorruptionError:
+            return list(scan_rows(file, file.size())), PackRef(pack_id, file.size(), b"")
+    finally:
+        file.close()
+
+
+def check_frame(fs: FileSystem, root: str, pack_id: bytes, store_id: StoreId) -> None:
+    """Prove that a pack's header and footer are as written; says nothing of its records.
+
+    Raises:
+        FileNotFoundError: no such pack.
+        CorruptionError: they are not, or it is another pack.
+    """
+    file = fs.open(pack_path(root, pack_id))
+    try:
+        _check_owner(pack_id, store_id, *_read_owner(file))
+        _read_footer(file, pack_id)
     finally:
         file.close()
 
@@ -83,6 +97,27 @@ def scan_rows(file: File, size: int) -> Iterator[PackRow]:
         yield row_of(header, at, header.header_size)
         end = at + header.header_size + header.stored_size
         at = end + padding(end)
+
+
+def _read_owner(file: File) -> tuple[PackId, StoreId]:
+    return decode_pack_header(_read(file, 0, HEADER_SIZE), f"pack {file.path.rpartition('/')[2]}")
+
+
+def _check_owner(pack_id: bytes, store_id: StoreId, found_id: PackId, found_store: StoreId) -> None:
+    if found_id != pack_id or found_store != store_id:
+        raise CorruptionError(
+            f"pack {pack_id.hex()}: holds pack {found_id.hex()} of store {found_store.hex()}", pack_id=pack_id
+        )
+
+
+def _read_footer(file: File, pack_id: bytes) -> tuple[list[PackRow], PackRef]:
+    what = f"pack {pack_id.hex()}"
+    size = file.size()
+    trailer = _read(file, max(0, size - TRAILER_SIZE), TRAILER_SIZE)
+    offset, footer_size, check, found_id = decode_trailer(trailer, size, what)
+    if found_id != pack_id:
+        raise CorruptionError(f"{what}: ends as pack {found_id.hex()}", pack_id=pack_id)
+    return decode_footer(_read(file, offset, footer_size), check, offset, what), PackRef(PackId(pack_id), size, check)
 
 
 def _read(file: File, offset: int, size: int) -> bytes:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from casckpt.errors import CasckptError, IncompleteError, NotFoundError, UnsupportedFormatError
 from casckpt.format.structure import decode_structure
 from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
+from casckpt.index.tables import decode_pack_row
 from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.packs import check_frame, pack_path
 from casckpt.objects.reader import Request
 from casckpt.objects.timeline import Timeline
 from casckpt.store.catalog import Catalog, PackHealth
@@ -65,18 +67,18 @@ class Verifier:
     def run(self, snapshots: Sequence[SnapshotId], *, read_data: bool, progress: Progress | None) -> VerifyReport:
         """Check the timeline and everything that `snapshots` reach."""
         found = _Found()
-        found.problems += self._timeline_problems()
+        found.problems += self._timeline_problems() + self._file_problems()
         for snapshot_id in snapshots:
             self._add_snapshot(snapshot_id, found)
         health = self._catalog.pack_health()
         for manifest in found.manifests:
             self._add_manifest(manifest, found)
         object_ids = sorted({*found.manifests, *found.contexts, *found.owners})
-        bad = self._missing(object_ids, found, health)
         read_bytes = 0
         if read_data:
-            good = [object_id for object_id in object_ids if object_id not in bad]
-            read_bytes = self._read_all(good, found, progress)
+            read_bytes = self._read_all(object_ids, found, progress)
+        else:
+            self._add_missing(object_ids, found, health)
         return VerifyReport(found.report(), len(snapshots), len(object_ids), read_bytes, read_data)
 
     def _timeline_problems(self) -> list[Problem]:
@@ -103,7 +105,13 @@ class Verifier:
                     )
                 )
             previous = entry.digest
+        return problems
+
+    def _file_problems(self) -> list[Problem]:
+        """Packs whose size, header or table is not as written. What that costs is found by reading."""
+        problems, known = [], set()
         for pending in self._catalog.pending_packs():
+            known.add(pending.pack_id)
             state = "is missing" if pending.found_size < 0 else f"had {pending.found_size} bytes"
             problems.append(
                 Problem(
@@ -112,7 +120,25 @@ class Verifier:
                     "is under way, wait for it and open again; otherwise its objects are lost unless listed elsewhere.",
                 )
             )
+        with self._keeper.kv.read() as txn:
+            packs = [decode_pack_row(row) for _, row in txn.scan("packs")]
+        for pack_id, expected in packs:
+            problem = None if pack_id in known else self._pack_problem(pack_id, expected)
+            problems += [problem] if problem else []
         return problems
+
+    def _pack_problem(self, pack_id: bytes, expected: int) -> Problem | None:
+        fs, root = self._timeline.fs, self._timeline.root
+        found = fs.size(pack_path(root, pack_id))
+        if found is None:
+            return Problem("incomplete", f"pack {pack_id.hex()} is missing. Copy it back from a copy of this store.")
+        if found != expected:
+            return Problem("corrupt", f"pack {pack_id.hex()} has {found} bytes, expected {expected}.")
+        try:
+            check_frame(fs, root, pack_id, self._timeline.store_id)
+        except CasckptError as error:
+            return Problem("corrupt", f"{error.message}. Its records are found without it.")
+        return None
 
     def _add_snapshot(self, snapshot_id: SnapshotId, found: _Found) -> None:
         try:
@@ -145,14 +171,12 @@ class Verifier:
         except CasckptError as error:
             found.add_bad(ObjectId(manifest.structure), error, address)
 
-    def _missing(self, ids: Sequence[ObjectId], found: _Found, health: PackHealth) -> set[ObjectId]:
-        bad = set()
+    def _add_missing(self, ids: Sequence[ObjectId], found: _Found, health: PackHealth) -> None:
+        """Without reading: objects none of whose places is in a file of the right size."""
         for object_id, is_present in zip(ids, health.are_present(ids, trust_marks=False), strict=True):
             if not is_present:
-                bad.add(object_id)
                 reason = health.first_problem([object_id]) or "no place of it is there"
                 found.add_bad(object_id, IncompleteError(f"{reason}."))
-        return bad
 
     def _read_all(self, ids: Sequence[ObjectId], found: _Found, progress: Progress | None) -> int:
         """Read every object; one bad object does not hide the others."""
@@ -160,6 +184,9 @@ class Verifier:
         for start in range(0, len(ids), _OBJECTS_PER_READ):
             batch = ids[start : start + _OBJECTS_PER_READ]
             places = self._keeper.reader.locate(batch)
+            for object_id, where in zip(batch, places, strict=True):
+                if not where:
+                    found.add_bad(object_id, IncompleteError(f"object {short(object_id)} is in no pack or entry."))
             pairs = [(each, where) for each, where in zip(batch, places, strict=True) if where]
             requests = [Request(each, where[0].plain_size, (), at) for at, (each, where) in enumerate(pairs)]
             for object_id, error in self._keeper.reader.prove_each(requests, [where for _, where in pairs]):
