@@ -54,7 +54,7 @@ _TORCH = {
     "uint64": "U64",
     "float64": "F64",
 }
-_NUMPY = {"?": "BOOL", "i": "I", "u": "U", "f": "F"}
+_NUMPY = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
 _COMPLEX = {"complex32": "F16", "complex64": "F32", "complex128": "F64", "<c8": "F32", "<c16": "F64"}
 
 

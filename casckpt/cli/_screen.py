@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from casckpt.store.inspection import Inspection
     from casckpt.store.store import Store
+    from casckpt.store.values import Snapshot
 
 JSON_VERSION = 1
 COLUMN_GAP, COLUMN_WIDTH_MIN = 2, 6
@@ -47,10 +48,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 run_option = click.option("--run", metavar="R", help="Name of the run. [default: the one written last]")
 
 
-def ref_argument(name: str = "ref", *, default: str | None = "latest") -> Callable[[Any], Any]:
-    """A reference to a snapshot."""
-    metavar = "[REF]" if default is not None else name.upper()
-    return click.argument(name, metavar=metavar, required=default is None, default=default)
+def ref_argument(name: str = "ref", *, is_required: bool = False) -> Callable[[Any], Any]:
+    """A reference to a snapshot; "latest" unless one is required."""
+    if is_required:
+        return click.argument(name, metavar=name.upper())
+    return click.argument(name, metavar=f"[{name.upper()}]", default="latest")
 
 
 # --- stores ---
@@ -93,6 +95,13 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot with its ratios; these are null where nothing was new."""
+    has_new = snapshot.new_bytes > 0
+    ratios = (snapshot.dedup_ratio, snapshot.compression) if has_new else (None, None)
+    return {**snapshot.to_dict(), "dedup_ratio": ratios[0], "compression": ratios[1]}
 
 
 # --- tables ---

@@ -4,9 +4,10 @@ A node is one of these, and never a bare list or an object of another form, so t
 
 * null, true, a string, a finite number that JSON keeps exactly: the scalar itself;
 * `{"scalar": type, …}`: any other scalar (see `scalar_node`);
-* `{"tensor": name, "path": …}`: a tensor, array or long bytes object; facts about it are in the document's `tensors`;
+* `{"tensor": name}`: a tensor, array or long bytes object; facts about it are in the document's `tensors`;
 * `{"dict": [[key, node], …]}`, with "class" where it is no plain dict; keys are nodes;
-* `{"list" | "tuple" | "deque": [node, …]}`, a bounded deque with "maxlen"; `{"namedtuple": name, "fields": {…}}`;
+* `{"list" | "tuple" | "deque" | "set" | "frozenset": [node, …]}`, a bounded deque with "maxlen";
+* `{"namedtuple": name, "fields": {…}}`;
 * `{"rng": kind, "state": node}`; `{"pickle": type name, "tensor": name}`: bytes that only pickle reads.
 """
 
@@ -83,7 +84,6 @@ def scalar_node(value: Any) -> Any:
         return {"scalar": "bytes", "base64": base64.b64encode(value).decode()}
     if kind is Foreign:
         return {"scalar": value.kind, "payload": scalar_node(value.payload)}
-    if kind is deque and value.maxlen is not None:
-        return {"scalar": "deque", "items": [scalar_node(item) for item in value], "maxlen": value.maxlen}
-    items = sorted(value, key=repr) if kind in (set, frozenset) else value
-    return {"scalar": kind.__name__, "items": [scalar_node(item) for item in items]}
+    items = [scalar_node(item) for item in (sorted(value, key=repr) if kind in (set, frozenset) else value)]
+    bound = {"maxlen": value.maxlen} if kind is deque and value.maxlen is not None else {}
+    return {kind.__name__: items, **bound}

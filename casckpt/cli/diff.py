@@ -33,8 +33,8 @@ _STYLES = {"equal": "dim", "changed": "yellow", "added": "green", "removed": "re
 
 @click.command()
 @store_argument
-@ref_argument("a", default=None)
-@ref_argument("b", default=None)
+@ref_argument("a", is_required=True)
+@ref_argument("b", is_required=True)
 @run_option
 @click.option("--all", "show_all", is_flag=True, help=f"Every leaf, not only {LEAVES_SHOWN} per component.")
 @json_option

@@ -37,6 +37,7 @@ from casckpt.cli._screen import (
     ref_argument,
     run_option,
     say,
+    snapshot_json,
     store_argument,
 )
 from casckpt.cli._text import plural, size
@@ -59,7 +60,7 @@ Wanted = Mapping[str, "list[str] | None"]  # component → leaf paths, None for 
 
 @click.command()
 @store_argument
-@ref_argument(default=None)
+@ref_argument(is_required=True)
 @click.argument("folder", metavar="DIR")
 @run_option
 @click.option("--only", multiple=True, metavar="PATH", help="A component or leaf path; repeatable. [default: all]")
@@ -78,7 +79,7 @@ def export(path: str, ref: str, folder: str, run: str | None, only: tuple[str, .
             files = _export(inspection, snapshot, wanted, target, about, bar)
     total = sum(each["bytes"] for each in files.values())
     if as_json:
-        document = {"store": store.path, "snapshot": snapshot.to_dict(), "folder": target, "components": files}
+        document = {"store": store.path, "snapshot": snapshot_json(snapshot), "folder": target, "components": files}
         print_json("export", document)
     else:
         say(f"{snapshot}: {plural(len(files), 'component')}, {size(total)} in {target}")
@@ -123,7 +124,9 @@ def _export(
             files[name] = _Component(name, contents, paths).write(working, stems[name], snapshot.components[name].step)
             if bar is not None:
                 bar(done, len(wanted))
-        _write_json(os.path.join(working, "snapshot.json"), {"snapshot": snapshot.to_dict(), **about, "files": files})
+        _write_json(
+            os.path.join(working, "snapshot.json"), {"snapshot": snapshot_json(snapshot), **about, "files": files}
+        )
     return files
 
 

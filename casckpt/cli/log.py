@@ -16,6 +16,7 @@ from casckpt.cli._screen import (
     print_table,
     run_option,
     say,
+    snapshot_json,
     state_text,
     store_argument,
     table,
@@ -76,19 +77,14 @@ def _document(path: str, runs: list[Run], run: str | None, history: History) -> 
         "store": path,
         "run": run,
         "runs": [each.to_dict() for each in runs],
-        "rows": [row_document(row) for row in history.rows],
+        "rows": [_row_document(row) for row in history.rows],
         "has_more": history.has_more,
         "hidden_retired_count": history.hidden_count,
     }
 
 
-def row_document(row: Row) -> dict[str, Any]:
-    """A row with the ratios that the table shows."""
-    document = row.to_dict()
-    snapshot = row.snapshot
-    document["dedup_ratio"] = snapshot.dedup_ratio if snapshot and snapshot.new_bytes else None
-    document["compression"] = snapshot.compression if snapshot and snapshot.new_bytes else None
-    return document
+def _row_document(row: Row) -> dict[str, Any]:
+    return {**row.to_dict(), "snapshot": None if row.snapshot is None else snapshot_json(row.snapshot)}
 
 
 def _print(path: str, runs: list[Run], run: str | None, history: History) -> None:

@@ -19,6 +19,7 @@ from casckpt.cli._screen import (
     ref_argument,
     run_option,
     say,
+    snapshot_json,
     state_text,
     store_argument,
     table,
@@ -97,11 +98,7 @@ def _document(
     snapshot: Snapshot, parts: list[Part], context: Context | None, tags: list[str], envelope: Envelope
 ) -> dict[str, Any]:
     return {
-        "snapshot": {
-            **snapshot.to_dict(),
-            "dedup_ratio": snapshot.dedup_ratio if snapshot.new_bytes else None,
-            "compression": snapshot.compression if snapshot.new_bytes else None,
-        },
+        "snapshot": snapshot_json(snapshot),
         "tags": tags,
         "writer": {"host": envelope.host, "pid": envelope.pid},
         "components": {part.name: {**part.facts.to_dict(), **_measures(part)} for part in parts},

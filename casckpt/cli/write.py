@@ -16,11 +16,11 @@ from casckpt.cli._screen import (
     chosen_run,
     json_option,
     looking,
-    plain,
     print_json,
     ref_argument,
     run_option,
     say,
+    snapshot_json,
     store_argument,
 )
 from casckpt.cli._text import pairs
@@ -99,7 +99,7 @@ def untag(path: str, name: str, run: str | None, as_json: bool) -> None:
 
 @click.command()
 @store_argument
-@ref_argument(default=None)
+@ref_argument(is_required=True)
 @click.option("-m", "--metric", "metrics", multiple=True, metavar="NAME=VALUE", help="Number or text; repeatable.")
 @click.option("-l", "--label", "labels", multiple=True, metavar="NAME=TEXT", help="Text; repeatable.")
 @write_run_option
@@ -119,7 +119,7 @@ def annotate(
 
 @click.command()
 @store_argument
-@ref_argument(default=None)
+@ref_argument(is_required=True)
 @write_run_option
 @json_option
 def retire(path: str, ref: str, run: str | None, as_json: bool) -> None:
@@ -132,7 +132,7 @@ def retire(path: str, ref: str, run: str | None, as_json: bool) -> None:
 
 def _report(command: str, path: str, snapshot: Snapshot, text: str, more: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(command, {"store": path, **more, "snapshot": plain(snapshot.to_dict())})
+        print_json(command, {"store": path, **more, "snapshot": snapshot_json(snapshot)})
     else:
         say(text)
 
