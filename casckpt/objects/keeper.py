@@ -180,7 +180,7 @@ class IndexKeeper:
     # --- doubt and rebuilding ---
 
     def _is_doubtful(self) -> bool:
-        """Whether something that was missing or unreadable when it was applied has changed since."""
+        """Whether the last entry is another one, or something that was missing or unreadable has changed since."""
         fs, timeline = self._timeline.fs, self._timeline
         try:
             with self.kv.read() as txn:
@@ -192,6 +192,7 @@ class IndexKeeper:
         packs = _Packs(fs, self._root, self._store_id, {})
         return (
             applied is None
+            or timeline.link_digest(applied.seq) != applied.digest  # put back from a backup, or another line of history
             or any(timeline.exists(seq) for seq in applied.gaps)
             or any(packs.size(row.pack_id) != row.found_size for row in pending)
             or any(_entry_size(timeline, row.seq) != row.found_size for row in bad)

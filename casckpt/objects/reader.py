@@ -7,6 +7,7 @@ in the cache; everything else passes through a scratch buffer per thread.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from casckpt.codec import decode_into
 from casckpt.digest import digest
-from casckpt.errors import CasckptError, CorruptionError, IncompleteError, NotFoundError
+from casckpt.errors import CasckptError, CorruptionError, IncompleteError, NotFoundError, StorageError
 from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
 from casckpt.ids import ObjectId, StoreId
 from casckpt.index.kv import Kv, KvReader
@@ -26,6 +27,7 @@ from casckpt.objects.timeline import Timeline
 from casckpt.storage.fs import File
 
 _OPEN_PACKS_MAX = 64
+_NOT_A_FILE = (errno.EINVAL, errno.ELOOP)  # a folder, a link: damage of the store, not of the disk
 _BASE_DEPTH_MAX = 64  # no encoder makes chains this long; a forged one ends here
 
 
@@ -268,6 +270,10 @@ class ObjectReader:
                 "otherwise run `casckpt verify`.",
                 pack_id=pack_id,
             ) from None
+        except StorageError as error:
+            if error.errno in _NOT_A_FILE:
+                raise CorruptionError(error.message) from error
+            raise
 
     def _open_entry(self, seq: int) -> File:
         try:
@@ -278,6 +284,10 @@ class ObjectReader:
                 "otherwise run `casckpt verify`.",
                 seq=seq,
             ) from None
+        except StorageError as error:
+            if error.errno in _NOT_A_FILE:
+                raise CorruptionError(error.message) from error
+            raise
 
     def pack_id(self, pack_no: int, txn: KvReader | None = None) -> bytes:
         if txn is None:

@@ -102,6 +102,8 @@ class Timeline:
         if seq % ENTRIES_PER_SHARD == 0 or self.fs.size(self.path(seq - 1)) is None:
             self.fs.make_folder(shard)
             self.fs.sync_folder(self.folder)
+            if seq and seq % ENTRIES_PER_SHARD == 0:
+                self.make_durable(seq - 1)  # nobody syncs that folder again, and its last writer may have died before
         temporary = self._system.temporary_path(self.root)
         file = self.fs.create(temporary)
         try:
@@ -126,6 +128,14 @@ class Timeline:
             # A leftover temporary file is the collector's to remove; it must not turn a commit into an error.
             with contextlib.suppress(OSError):
                 self.fs.unlink(temporary)
+
+    def make_durable(self, last_seq: int) -> None:
+        """Sync what is there up to the newest entry, before acknowledging it without an entry of one's own.
+
+        Its writer may have died between link and sync. Older folders were synced when the next one was begun.
+        """
+        with contextlib.suppress(FileNotFoundError):  # a copy without that folder has nothing in it to lose
+            self.fs.sync_folder(self.path(last_seq).rpartition("/")[0])
 
     def _is_ours(self, path: str, encoded: bytes) -> bool:
         """A lost reply, not a lost race: the file under the number is, byte for byte, the one being published."""

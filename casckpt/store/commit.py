@@ -158,7 +158,7 @@ class Committer:
             refs[name] = known[name].ref
         for name in draft.inherit:
             assert parent is not None
-            refs[name], known[name] = self._inherited(name, parent, health)
+            refs[name], known[name] = self._inherited(draft, name, parent, health)
         context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
             return self._same_step(draft, parent, refs)
@@ -222,7 +222,7 @@ class Committer:
     def _check_head(self, head: BranchRow | None) -> None:
         position = self.position
         if position.is_fork or head is None:
-            if head is not None:
+            if position.is_fork:
                 position.branch = self._free_branch_name(position.branch)
             return
         if head.head == (position.snapshot or b""):
@@ -241,8 +241,10 @@ class Committer:
         )
 
     def _free_branch_name(self, wanted: str) -> str:
-        names = self._catalog.branch_rows(self._run)
-        return next(name for n in range(2, len(names) + 3) if (name := f"{wanted}-{n}") not in names)
+        """`wanted`, with a number when a branch or a tag has that name: a reference must mean one thing."""
+        taken = {*self._catalog.branch_rows(self._run), *self._catalog.tags(self._run)}
+        names = (wanted, *(f"{wanted}-{number}" for number in range(2, len(taken) + 3)))
+        return next(name for name in names if name not in taken)
 
     def _check_components(self, draft: Draft, parent: Snapshot | None) -> None:
         if parent is not None and draft.step < parent.step:
@@ -368,7 +370,7 @@ class Committer:
             return known.structure_id
         return writer.add(STRUCTURE, captured.structure_bytes)[0]
 
-    def _inherited(self, name: str, parent: Snapshot, health: PackHealth) -> tuple[ComponentRef, _Known]:
+    def _inherited(self, draft: Draft, name: str, parent: Snapshot, health: PackHealth) -> tuple[ComponentRef, _Known]:
         ref = parent.components[name]
         known = self._trusted(name, parent, health)
         if known is None:
@@ -378,7 +380,8 @@ class Committer:
                 component=name,
                 step=ref.step,
             )
-        return ref, known
+        necessity = self._necessity(draft, name, parent)
+        return ComponentRef(ref.manifest, ref.step, ref.logical_bytes, necessity), known
 
     def _necessity(self, draft: Draft, name: str, parent: Snapshot | None) -> int:
         wanted = draft.necessity.get(name)
@@ -412,6 +415,7 @@ class Committer:
                 parent_step=parent.step,
                 changed=changed,
             )
+        self._timeline.make_durable(self._keeper.applied().seq)
         return self._catalog.info(self.position.snapshot)
 
     def _publish(

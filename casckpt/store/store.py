@@ -17,17 +17,19 @@ from typing import Any
 
 from casckpt.errors import (
     CorruptionError,
+    IncompleteError,
     InvalidInputError,
     MismatchError,
     NotFoundError,
     ReadOnlyError,
     StepOrderError,
+    StorageError,
     UnsupportedFormatError,
 )
 from casckpt.format.document import StoreDocument, unknown_features
 from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
 from casckpt.format.snapshot import Context as ContextObject
-from casckpt.ids import SnapshotId, StoreId
+from casckpt.ids import SnapshotId, StoreId, short
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES
 from casckpt.objects.keeper import IndexKeeper
@@ -290,7 +292,7 @@ class Store:
         """
         self._turns.check()
         snapshot_id, _ = self._choose(ref, allow_mixed, schema_version)
-        with self._noting_damage():
+        with self._noting_damage(snapshot_id):
             return self._restorer.values(snapshot_id, _listed(only), device, allow_pickle=allow_pickle)
 
     def restore_into(
@@ -349,7 +351,7 @@ class Store:
             found = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
-            with self._noting_damage():
+            with self._noting_damage(found[0]):
                 state = self._restorer.values(found[0], _listed(only), device, allow_pickle=allow_pickle)
             self._committer.stand_at(self._chooser.position_at(found[0], branch))
             return state
@@ -400,7 +402,7 @@ class Store:
         cast: bool,
         allow_pickle: bool,
     ) -> RestoreReport:
-        with self._noting_damage():
+        with self._noting_damage(snapshot_id):
             facts, casts = self._restorer.into(
                 targets, snapshot_id, strict=strict, atomic=atomic, cast=cast, allow_pickle=allow_pickle
             )
@@ -628,15 +630,21 @@ class Store:
         return report
 
     @contextlib.contextmanager
-    def _noting_damage(self) -> Iterator[None]:
-        """Remember objects that turn out damaged while reading, whatever becomes of the read."""
+    def _noting_damage(self, snapshot_id: SnapshotId) -> Iterator[None]:
+        """Remember objects that turn out damaged while reading, and say which step needed them."""
         try:
             yield
-        except CorruptionError as error:
+        except (CorruptionError, IncompleteError, NotFoundError, StorageError) as error:
             object_id = error.facts.get("object_id")
-            if object_id is not None:
+            if isinstance(error, CorruptionError) and object_id is not None:
                 self._keeper.mark_damage({bytes(object_id): error.message})
-            raise
+            is_name = isinstance(error, NotFoundError) and object_id is None  # in `only`: not the store's fault
+            if is_name or "step" in error.facts:
+                raise
+            step = self._catalog.row(snapshot_id).step
+            kind = IncompleteError if isinstance(error, NotFoundError) else type(error)
+            text = f"step {step} (snapshot {short(snapshot_id)}): {error.message}"
+            raise kind(text, **{**error.facts, "step": step}) from error
 
     # --- life ---
 
