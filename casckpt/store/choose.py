@@ -18,11 +18,13 @@ from casckpt.errors import (
     StoreWarning,
 )
 from casckpt.ids import SnapshotId, short
+from casckpt.limits import NAME_SIZE_MAX
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.store.catalog import Catalog, TimelineView, check_name
 from casckpt.store.commit import Position
 
 Choice = tuple[SnapshotId, list[str]]
+_ROOM = 16  # for the number that a taken name gets
 
 
 class Chooser:
@@ -155,6 +157,8 @@ class Chooser:
         if branch is None and snapshot.run == self._run and head is not None and head.head == snapshot_id:
             return Position(snapshot.branch, snapshot_id, snapshot.step, snapshot)
         name = branch or f"{snapshot.branch}-{snapshot.step}"
+        if len(name.encode()) > NAME_SIZE_MAX - _ROOM:  # branches of branches of branches
+            name = f"fork-{snapshot.step}"
         return Position(name, snapshot_id, snapshot.step, snapshot, is_fork=True)
 
     def check_free(self, name: str, what: str) -> None:

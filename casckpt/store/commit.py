@@ -10,9 +10,11 @@ compared place by place. What is reused is only believed while the files that ho
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from casckpt.codec import Hint
@@ -27,6 +29,7 @@ from casckpt.errors import (
     NotFoundError,
     OutOfSpaceError,
     StepOrderError,
+    StorageError,
     StoreWarning,
 )
 from casckpt.format import wire
@@ -140,7 +143,8 @@ class Committer:
         health = self._catalog.pack_health()
         writer = ObjectWriter(self._root, self._store_id, self._system, health.are_present, verify=self._verify)
         try:
-            return self._write(draft, parent, writer, health)
+            with _expecting_folders():
+                return self._write(draft, parent, writer, health)
         except OutOfSpaceError as error:
             error.facts["needed_bytes"] = error.needed_bytes = writer.unwritten_bytes  # type: ignore[attr-defined]
             raise
@@ -480,11 +484,27 @@ class Committer:
             body,
         )
         encoded = encode_entry(seq, self._store_id, envelope, list(records))
-        if self._timeline.append(seq, encoded, is_verified=self._verify != "off"):
+        with _expecting_folders():
+            is_ours = self._timeline.append(seq, encoded, is_verified=self._verify != "off")
+        if is_ours:
             return decode_entry(encoded, seq, f"timeline entry {seq}")
         if self._keeper.catch_up() < seq:
             self._keeper.rebuild()  # the number is taken by something that is no entry: list, and step over it
         return None
+
+
+@contextlib.contextmanager
+def _expecting_folders() -> Iterator[None]:
+    """A name that is not there, where only the store's own folders can be missing, as a typed error."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"{error.filename}: no such folder; was it taken away while the store is open? Nothing was committed. Run "
+            "`casckpt doctor`.",
+            path=error.filename,
+            errno=errno.ENOENT,
+        ) from error
 
 
 def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> list[ObjectId]:
