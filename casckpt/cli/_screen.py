@@ -155,7 +155,12 @@ def print_table(target: Table) -> None:
         natural[at] = given
     for column, width in zip(target.columns, natural, strict=True):
         column.width = width
-    screen.print(target)
+    if screen.is_terminal:
+        screen.print(target)
+        return
+    with screen.capture() as captured:
+        screen.print(target)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))  # files want no padding
 
 
 def state_text(state: str) -> Text:
