@@ -28,6 +28,7 @@ MAGIC = b"CASENTR1"
 _HEADER = struct.Struct("<8sQQQ16s")
 HEADER_SIZE = _HEADER.size + 16  # 64
 TRAILER_SIZE = DIGEST_SIZE
+STEP_MAX = (1 << 63) - 1
 MetricValue = bool | int | float | str
 
 
@@ -160,15 +161,28 @@ def _decode_envelope(body: bytes, what: str) -> Envelope:
                 f"{what}: entry of a kind this release does not know ({error.__cause__}). Upgrade casckpt.", what=what
             ) from error
         raise
-    body_value = envelope.body
-    if isinstance(body_value, Commit):
-        if len(body_value.packs) > PACK_COUNT_PER_ENTRY_MAX:
-            raise CorruptionError(f"{what}: {len(body_value.packs)} packs in one entry", what=what)
-        if any(len(p.pack_id) != PACK_ID_SIZE or len(p.footer_check) != 16 or p.size < 0 for p in body_value.packs):
-            raise CorruptionError(f"{what}: malformed pack reference", what=what)
-        if len(body_value.snapshot) != DIGEST_SIZE or len(body_value.expected_head) not in (0, DIGEST_SIZE):
-            raise CorruptionError(f"{what}: malformed snapshot id", what=what)
+    _check_body(envelope.body, what)
     return envelope
+
+
+def _check_body(body: Body, what: str) -> None:
+    """Bounds that the index's keys and rows rely on."""
+    if isinstance(body, Create):
+        return
+    sizes = (0, DIGEST_SIZE) if isinstance(body, Tag) else (DIGEST_SIZE,)
+    if len(body.snapshot) not in sizes:
+        raise CorruptionError(f"{what}: malformed snapshot id", what=what)
+    if isinstance(body, Tag) and not (wire.is_name(body.run) and wire.is_name(body.name)):
+        raise CorruptionError(f"{what}: malformed run or tag name", what=what)
+    if isinstance(body, Commit):
+        if len(body.packs) > PACK_COUNT_PER_ENTRY_MAX:
+            raise CorruptionError(f"{what}: {len(body.packs)} packs in one entry", what=what)
+        if any(len(p.pack_id) != PACK_ID_SIZE or len(p.footer_check) != 16 or p.size < 0 for p in body.packs):
+            raise CorruptionError(f"{what}: malformed pack reference", what=what)
+        if len(body.expected_head) not in (0, DIGEST_SIZE) or not 0 <= body.step <= STEP_MAX:
+            raise CorruptionError(f"{what}: malformed expected head or step {body.step}", what=what)
+        if not (wire.is_name(body.run) and wire.is_name(body.branch)):
+            raise CorruptionError(f"{what}: malformed run or branch name", what=what)
 
 
 def _decode_records(data: bytes, start: int, what: str) -> list[InlineRecord]:

@@ -22,9 +22,9 @@ import msgspec
 from casckpt.digest import check16
 from casckpt.errors import CorruptionError
 from casckpt.format import wire
-from casckpt.format.record import FIXED_SIZE, RecordHeader, padding
-from casckpt.ids import ObjectId, PackId, StoreId
-from casckpt.limits import OBJECT_SIZE_MAX
+from casckpt.format.record import FIXED_SIZE, PARAMS_SIZE_MAX, RecordHeader, padding
+from casckpt.ids import DIGEST_SIZE, ObjectId, PackId, StoreId
+from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
 
 HEADER_MAGIC = b"CASPACK1"
 TRAILER_MAGIC = b"CASPEND1"
@@ -33,6 +33,7 @@ _HEADER = struct.Struct("<8sII16s16s")
 HEADER_SIZE = _HEADER.size + 16  # 64
 _TRAILER = struct.Struct("<8sQQQ16s16s")
 TRAILER_SIZE = _TRAILER.size + 16  # 80
+_HEADER_SIZE_MAX = FIXED_SIZE + 255 * DIGEST_SIZE + PARAMS_SIZE_MAX + RECORD_ALIGNMENT  # of a record
 
 
 class PackRow(msgspec.Struct, frozen=True, array_like=True):
@@ -117,7 +118,8 @@ def decode_footer(footer: bytes, check: bytes, footer_offset: int, what: str) ->
         if (
             len(row.object_id) != 32
             or row.offset < HEADER_SIZE
-            or row.header_size < FIXED_SIZE
+            or not FIXED_SIZE <= row.header_size <= _HEADER_SIZE_MAX
+            or not all(0 <= number <= 255 for number in (row.kind, row.codec, row.codec_version))
             or row.stored_size < 0
             or not 0 <= row.plain_size <= OBJECT_SIZE_MAX
             or end + padding(end) > footer_offset

@@ -36,7 +36,7 @@ _FIXED = struct.Struct("<4sIBBBBIQQ32s16s")
 _CHECK_AT = _FIXED.size  # 80
 PAYLOAD_CHECK_AT = _CHECK_AT - CHECK_SIZE
 FIXED_SIZE = _CHECK_AT + 16  # 96
-PARAMS_SIZE_MAX = 1 << 20
+PARAMS_SIZE_MAX = 32768  # a header of 255 bases and such parameters has a size that 16 bits hold, as index rows do
 HEADER_SIZE_MAX = FIXED_SIZE + 255 * DIGEST_SIZE + PARAMS_SIZE_MAX + RECORD_ALIGNMENT
 
 CODEC_RAW = 0

@@ -83,7 +83,8 @@ def decode_snapshot(plain: bytes, what: str) -> Snapshot:
         if len(field) not in (0, DIGEST_SIZE):
             raise CorruptionError(f"{what}: an id of {len(field)} bytes", what=what)
     for name, ref in snapshot.components.items():
-        if len(ref.manifest) != DIGEST_SIZE or ref.necessity not in (EXACT, RELOADABLE, DROPPABLE):
+        is_possible = ref.step >= 0 and ref.logical_bytes >= 0 and wire.is_name(name)
+        if not is_possible or len(ref.manifest) != DIGEST_SIZE or ref.necessity not in (EXACT, RELOADABLE, DROPPABLE):
             raise CorruptionError(f"{what}: component {name!r} is malformed", what=what)
     return snapshot
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from casckpt.errors import CorruptionError, UnsupportedFormatError
-from casckpt.limits import OBJECT_SIZE_MAX
+from casckpt.limits import NAME_SIZE_MAX, OBJECT_SIZE_MAX
 
 T = TypeVar("T")
 
@@ -52,6 +52,11 @@ def check_version(found: int, known: int, what: str) -> None:
         raise UnsupportedFormatError(
             f"{what}: version {found}, this release reads up to {known}. Upgrade casckpt.", what=what, version=found
         )
+
+
+def is_name(value: str) -> bool:
+    """Whether a run, branch, tag or component may be called so: index keys and messages carry it as it is."""
+    return 0 < len(value.encode()) <= NAME_SIZE_MAX and not any(ord(c) < 32 or ord(c) == 127 for c in value)
 
 
 def check_digests(value: bytes, what: str, *, size: int = 32) -> None:

@@ -73,7 +73,10 @@ def snapshot_of(entry: Entry) -> tuple[ObjectId, Snapshot] | None:
     for record in entry.records:
         if record.header.kind == SNAPSHOT and record.header.object_id == body.snapshot:
             what = f"snapshot {body.snapshot.hex()[:12]} in entry {entry.seq}"
-            return record.header.object_id, decode_snapshot(record.payload, what)
+            found = decode_snapshot(record.payload, what)
+            if (found.run, found.branch, found.step) != (body.run, body.branch, body.step):
+                raise CorruptionError(f"{what}: it is of {found.run}/{found.branch}@{found.step}", seq=entry.seq)
+            return record.header.object_id, found
     raise CorruptionError(f"timeline entry {entry.seq}: carries no snapshot {body.snapshot.hex()}", seq=entry.seq)
 
 
