@@ -160,7 +160,7 @@ def print_table(target: Table) -> None:
         return
     with screen.capture() as captured:
         screen.print(target)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))  # files want no padding
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))  # files want no padding
 
 
 def state_text(state: str) -> Text:
