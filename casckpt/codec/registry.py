@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 
-from casckpt.codec.contract import CONSTANT, PLANES, RAW, ZSTD, Buffer, Decoder, damaged
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, ZSTD, Buffer, Decoder, damaged
 from casckpt.errors import UnsupportedFormatError
 
 _MODULES = {
@@ -18,6 +18,7 @@ _MODULES = {
     CONSTANT: "constant",
     ZSTD: "zstd",
     PLANES: "planes",
+    DIFFERENCE: "difference",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from casckpt import digest as digests
 from casckpt import ids, limits
-from casckpt.codec import constant, contract, decode_into, lanes, planes
+from casckpt.codec import constant, contract, decode_into, difference, lanes, planes
 from casckpt.digest import check16, digest
 from casckpt.format import document, entry, layout, pack, record, scalars, snapshot, structure, wire
 from casckpt.ids import EntryDigest, ObjectId, PackId, StoreId
@@ -49,12 +49,15 @@ CODE = {
     "CODEC_CONSTANT": contract.CONSTANT,
     "CODEC_ZSTD": contract.ZSTD,
     "CODEC_PLANES": contract.PLANES,
+    "CODEC_DIFFERENCE": contract.DIFFERENCE,
     "PATTERN_SIZE_MAX": constant.PATTERN_SIZE_MAX,
     "ITEM_SIZE_MIN": lanes.ITEM_SIZE_MIN,
     "ITEM_SIZE_MAX": lanes.ITEM_SIZE_MAX,
     "MODE_CONSTANT": planes.MODE_CONSTANT,
     "MODE_RAW": planes.MODE_RAW,
     "MODE_ZSTD": planes.MODE_ZSTD,
+    "METHOD_DENSE": difference.METHOD_DENSE,
+    "METHOD_SPARSE": difference.METHOD_SPARSE,
     **{name.upper(): kind for kind, name in record.KIND_NAMES.items()},
     **{name: getattr(limits, name) for name in LIMITS},
 }
