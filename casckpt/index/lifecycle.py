@@ -98,6 +98,7 @@ class IndexHome:
         tables: names of the tables; their order is part of the index format.
         read_only: create nothing; open an existing healthy index only where that is safe.
         is_network: whether a path lies on a network file system.
+        lock_timeout_s: how long builds and write transactions wait for others.
     """
 
     def __init__(
@@ -111,12 +112,13 @@ class IndexHome:
         is_network: Callable[[str], bool] = is_network_path,
         environ: Mapping[str, str] = os.environ,
         probe_timeout_s: float = limits.PROBE_TIMEOUT_S,
+        lock_timeout_s: float = limits.LOCK_TIMEOUT_S,
     ) -> None:
         self.root = index_root(store_path, store_id, is_network=is_network, environ=environ)
         self.reason: str | None = None
         self.generation = 0
         self._store_id, self._tables, self._read_only = store_id, tuple(tables), read_only
-        self._boot_id, self._probe_timeout_s = boot_id, probe_timeout_s
+        self._boot_id, self._probe_timeout_s, self._lock_timeout_s = boot_id, probe_timeout_s, lock_timeout_s
 
     # --- open ---
 
@@ -180,7 +182,13 @@ class IndexHome:
     def _open_present(self, folder: str, check: Callable[[FolderPresence], None]) -> LmdbKv:
         presence = FolderPresence(folder)
         try:
-            return LmdbKv(folder, self._tables, check=lambda: check(presence), presence=presence)
+            return LmdbKv(
+                folder,
+                self._tables,
+                check=lambda: check(presence),
+                presence=presence,
+                lock_timeout_s=self._lock_timeout_s,
+            )
         except BaseException:
             presence.abandon()
             raise
@@ -229,19 +237,19 @@ class IndexHome:
 
     # --- build ---
 
-    def rebuild(self, fill: Callable[[Kv], None], *, timeout_s: float = limits.LOCK_TIMEOUT_S) -> LmdbKv | None:
+    def rebuild(self, fill: Callable[[Kv], None]) -> LmdbKv | None:
         """Build a new generation with `fill`, publish it and return it, open.
 
         Where another process published one since this home last looked, and it is healthy, that one is returned and
         `fill` is not called. None, with `reason`, when the index cannot be kept on disk (full, no permission, another
-        build under way for longer than `timeout_s`); what `fill` raises on its own account passes through.
+        build under way for longer than `lock_timeout_s`); what `fill` raises on its own account passes through.
 
         Raises:
             ReadOnlyError: this home is read-only.
         """
         refused = self.generation
         try:
-            with self._building_alone(timeout_s):
+            with self._building_alone():
                 if self._published_generation() not in (0, refused):
                     kv = self.open()
                     if kv is not None:
@@ -257,7 +265,7 @@ class IndexHome:
             return None
 
     @contextmanager
-    def new_generation(self, *, timeout_s: float = limits.LOCK_TIMEOUT_S) -> Iterator[Building]:
+    def new_generation(self) -> Iterator[Building]:
         """A `Building` in a new folder, published when the block ends and `complete()` was called in it.
 
         Its `kv` then stays open and is the caller's. Without `complete()`, or with an exception, the folder is removed.
@@ -267,16 +275,16 @@ class IndexHome:
             ReadOnlyError: this home is read-only.
             StorageError: the folder cannot be made or written.
         """
-        with self._building_alone(timeout_s), self._build() as building:
+        with self._building_alone(), self._build() as building:
             yield building
 
     @contextmanager
-    def _building_alone(self, timeout_s: float) -> Iterator[None]:
+    def _building_alone(self) -> Iterator[None]:
         if self._read_only:
             raise ReadOnlyError("index: not built, the store is open read-only. Open it without read_only=True.")
         with _storage_errors(self.root):
             root = self._make_root()
-        with WriteLock(os.path.join(root, BUILD_LOCK_NAME)).hold(timeout_s):
+        with WriteLock(os.path.join(root, BUILD_LOCK_NAME)).hold(self._lock_timeout_s):
             yield
 
     @contextmanager

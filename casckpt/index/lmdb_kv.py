@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 
 import lmdb
 
+from casckpt import limits
 from casckpt.errors import (
     BusyError,
     CasckptError,
@@ -117,8 +118,10 @@ class LmdbKv:
         use_lock_file: bool = True,
         check: Callable[[], None] | None = None,
         presence: Presence | None = None,
+        lock_timeout_s: float = limits.LOCK_TIMEOUT_S,
     ) -> None:
         self.tables = tuple(tables)
+        self._lock_timeout_s = lock_timeout_s
         self.is_read_only = read_only
         self._presence = presence
         self._process = os.getpid()
@@ -142,7 +145,8 @@ class LmdbKv:
 
     @contextmanager
     def write(self, timeout_s: float | None = None) -> Iterator[KvWriter]:
-        """A write transaction; `timeout_s` bounds the wait for other writers (default `limits.LOCK_TIMEOUT_S`)."""
+        """A write transaction; `timeout_s` bounds the wait for other writers (default: what the Kv was opened with)."""
+        timeout_s = self._lock_timeout_s if timeout_s is None else timeout_s
         if self.is_read_only:
             raise ReadOnlyError(
                 f"index {self.folder}: opened read-only. Open the store without read_only=True to write."

@@ -192,11 +192,24 @@ class IndexKeeper:
         packs = _Packs(fs, self._root, self._store_id, {})
         return (
             applied is None
-            or timeline.link_digest(applied.seq) != applied.digest  # put back from a backup, or another line of history
+            or self._is_of_another_history(applied)
             or any(timeline.exists(seq) for seq in applied.gaps)
             or any(packs.size(row.pack_id) != row.found_size for row in pending)
             or any(_entry_size(timeline, row.seq) != row.found_size for row in bad)
         )
+
+    def _is_of_another_history(self, applied: Applied) -> bool:
+        """Whether the last entry that was applied is gone or another one: files were put back from elsewhere."""
+        if self._timeline.link_digest(applied.seq) == applied.digest:
+            return False
+        if not self._timeline.exists(applied.seq):
+            warnings.warn(
+                f"timeline entry {applied.seq} was here before and is missing now; so may be steps after the last one "
+                "listed. If an older copy was put back on purpose, all is well.",
+                StoreWarning,
+                stacklevel=5,
+            )
+        return True
 
     def rebuild(self) -> None:
         """Make all rows again from packs and timeline, into a new generation or, if that cannot be, into memory."""

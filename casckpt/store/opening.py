@@ -9,6 +9,7 @@ import os
 from casckpt.errors import (
     AlreadyExistsError,
     CorruptionError,
+    IncompleteError,
     InvalidInputError,
     NotFoundError,
     StorageError,
@@ -24,6 +25,7 @@ from casckpt.format.document import (
 from casckpt.format.entry import Create, Envelope, decode_entry, encode_entry
 from casckpt.ids import NO_DIGEST, StoreId, WriteId
 from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, ENTRY_SIZE_MAX, LOCK_TIMEOUT_S
+from casckpt.objects.packs import list_packs
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import VERIFY_MODES
 from casckpt.storage.fs import FileSystem, read_file
@@ -111,6 +113,7 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
 
     Raises:
         CorruptionError: there is a store, and both copies are damaged.
+        IncompleteError: there is part of one, and both copies are missing.
         UnsupportedFormatError: a newer format.
     """
     first: Exception | None = None
@@ -130,13 +133,19 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
     try:
         entry = decode_entry(read_file(fs, origin.path(0), ENTRY_SIZE_MAX), 0, "timeline entry 0")
     except FileNotFoundError:
-        if first is None and not origin.numbers():
+        if first is None and not origin.numbers() and next(list_packs(fs, root), None) is None:
             return None  # at most the folders of a store that somebody died making
     except (CorruptionError, StorageError) as error:
         first = first or error
     else:
         if isinstance(entry.envelope.body, Create):
             return decode_document(entry.envelope.body.document, "timeline entry 0")
+    if first is None:
+        raise IncompleteError(
+            f"{root}: holds parts of a store, but neither {DOCUMENT} nor its copy in timeline entry 0. If a copy is "
+            f"under way, wait for it; otherwise copy {DOCUMENT} from any other copy of this store.",
+            path=root,
+        )
     raise CorruptionError(
         f"{root}: {DOCUMENT} and its copy in timeline entry 0 are both missing or damaged ({first}). Copy {DOCUMENT} "
         "back from a backup: any copy of this store has the same one.",

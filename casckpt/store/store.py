@@ -74,7 +74,7 @@ class Store:
         self._system = system
         self._turns = Turns(root, lock_timeout_s)
         self._timeline = Timeline(root, self.store_id, system)
-        home = IndexHome(root, self.store_id, TABLES, read_only=read_only)
+        home = IndexHome(root, self.store_id, TABLES, read_only=read_only, lock_timeout_s=lock_timeout_s)
         self._keeper = IndexKeeper(root, self.store_id, self._timeline, home, read_only=read_only)
         self._catalog = Catalog(root, self._timeline, self._keeper)
         self._restorer = Restorer(self._keeper, self._catalog)
