@@ -362,7 +362,8 @@ def test_document_comes_back_with_fields_that_it_does_not_know() -> None:
     "fields",
     [
         {"casckpt_format": 0}, {"casckpt_format": -1}, {"casckpt_format": "1"}, {"casckpt_format": None},
-        {"store_id": "00"}, {"store_id": "zz" * 16}, {"store_id": 5}, {"chunk_size": 0}, {"chunk_size": -1}, {"chunk_size": 4095},
+        {"store_id": "00"}, {"store_id": "zz" * 16}, {"store_id": 5}, {"chunk_size": 0}, {"chunk_size": -1},
+        {"chunk_size": 4095},
         {"chunk_size": (16 << 20) + 1}, {"chunk_size": 1 << 63}, {"chunk_size": 1 << 70}, {"features": []},
         {"features": {"read": "x"}},
     ],
