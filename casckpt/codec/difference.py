@@ -236,7 +236,8 @@ def _plan_part(part: memoryview, itemsize: int, known: choose.Plan | None) -> ch
     plan = choose.choose(part, itemsize)
     lanes = tuple(replace(lane, profile="entropy") for lane in plan.lanes)
     plain_plan = replace(plan, lanes=lanes, profile=plan.profile and "entropy")
-    sizes = [_size(_standalone(part, itemsize, each)) for each in (plan, plain_plan)]
+    start = part[: choose.SAMPLE_SIZE]
+    sizes = [_size(_standalone(start, itemsize, each)) for each in (plan, plain_plan)]
     return plan if sizes[0] < _MATCH_GAIN * sizes[1] else plain_plan
 
 
