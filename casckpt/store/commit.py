@@ -49,7 +49,7 @@ from casckpt.format.snapshot import (
     encode_snapshot,
 )
 from casckpt.ids import ObjectId, SnapshotId, StoreId, WriteId, short
-from casckpt.index.tables import BranchRow, NoteRow
+from casckpt.index.tables import Applied, BranchRow, NoteRow
 from casckpt.limits import NODE_FANOUT
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
@@ -432,6 +432,7 @@ class Committer:
     ) -> tuple[Entry, Snapshot]:
         """Write the entry under the next free number, re-checking the head each time the number was taken."""
         while True:
+            applied = self._keeper.applied()  # before the head: whatever is published after it takes its number
             head = self._head()
             self._check_head(head)
             position = self.position
@@ -467,13 +468,20 @@ class Committer:
                 payload_check=snapshot_id[:16],
             )
             position.attempts.add(snapshot_id)
-            entry = self.append(body, [*written.inline, (header, plain)])
+            entry = self.append(body, applied, [*written.inline, (header, plain)])
             if entry is not None:
                 return entry, snapshot
 
-    def append(self, body: Body, records: Sequence[tuple[RecordHeader, bytes]] = ()) -> Entry | None:
-        """Try to publish an entry under the next number; None when another writer took it (now applied)."""
-        applied = self._keeper.applied()
+    def append(
+        self, body: Body, applied: Applied, records: Sequence[tuple[RecordHeader, bytes]] = ()
+    ) -> Entry | None:
+        """Try to publish an entry after `applied`; None when another writer took the number (now applied).
+
+        Args:
+            body: what it says, true as of `applied`: read that first, then what the body was decided on.
+            applied: how far the timeline had been applied then.
+            records: what it carries inline.
+        """
         seq = applied.seq + 1
         envelope = Envelope(
             WriteId(self._system.random_bytes(16)),

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -348,12 +348,13 @@ class Store:
         """
         with self._writing("resume"):
             self._background.raise_failures()
+            heads = self._chooser.heads()
             found = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
             with self._noting_damage(found[0]):
                 state = self._restorer.values(found[0], _listed(only), device, allow_pickle=allow_pickle)
-            self._committer.stand_at(self._chooser.position_at(found[0], branch))
+            self._committer.stand_at(self._chooser.position_at(found[0], branch, heads))
             return state
 
     def resume_into(
@@ -383,13 +384,14 @@ class Store:
         """
         with self._writing("resume_into"):
             self._background.raise_failures()
+            heads = self._chooser.heads()
             found = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
             if strict:
                 self._check_all_given(found[0], targets)
             report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
-            self._committer.stand_at(self._chooser.position_at(found[0], branch))
+            self._committer.stand_at(self._chooser.position_at(found[0], branch, heads))
             return report
 
     def _restore_into(
@@ -551,8 +553,9 @@ class Store:
         """
         with self._writing("tag"):
             snapshot = self.snapshot(ref)
-            self._chooser.check_free(name, "tag")
-            self._append(Tag(self.run, name, bytes.fromhex(snapshot.id)))
+            self._append(
+                Tag(self.run, name, bytes.fromhex(snapshot.id)), lambda: self._chooser.check_free(name, "tag")
+            )
             return snapshot
 
     def untag(self, name: str) -> None:
@@ -599,10 +602,13 @@ class Store:
             self._append(Retire(snapshot_id))
             return self._catalog.info(snapshot_id)
 
-    def _append(self, body: Annotate | Tag | Retire) -> None:
+    def _append(self, body: Annotate | Tag | Retire, check: Callable[[], None] = lambda: None) -> None:
+        """Publish an entry; `check` raises when, by what is published before it, it may not be."""
         while True:
             self._keeper.catch_up()
-            entry = self._committer.append(body)
+            applied = self._keeper.applied()
+            check()
+            entry = self._committer.append(body, applied)
             if entry is not None:
                 self._keeper.catch_up_after_commit(entry, {})
                 return
