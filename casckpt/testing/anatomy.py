@@ -21,6 +21,8 @@ from casckpt.format.record import RecordHeader, decode_header
 from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, split_ids
 from casckpt.ids import ObjectId
 
+CONFIG = "config"  # what `verify` calls a snapshot's context
+
 
 class Region(NamedTuple):
     """A named byte range of a file.
@@ -72,11 +74,15 @@ class Anatomy:
         return found
 
     def reach(self, snapshot: Snapshot) -> dict[str, set[ObjectId]]:
-        """Objects that each component of a snapshot needs."""
-        return {name: set(self._below_manifest(ObjectId(ref.manifest))) for name, ref in snapshot.components.items()}
+        """Objects that each component of a snapshot needs, and under CONFIG its context."""
+        found = {name: set(self._below_manifest(ObjectId(ref.manifest))) for name, ref in snapshot.components.items()}
+        return {**found, CONFIG: {ObjectId(snapshot.context)}} if snapshot.context else found
 
     def damage(self, lost: Iterable[ObjectId]) -> dict[ObjectId, set[str]]:
-        """Snapshots, and components of them, that need one of the lost objects; a lost snapshot loses all."""
+        """Snapshots, and components of them, that need one of the lost objects; a lost snapshot loses all.
+
+        A lost context alone, named CONFIG, does not keep a state from being restored.
+        """
         gone = set(lost)
         damaged: dict[ObjectId, set[str]] = {}
         for snapshot_id, (_, snapshot) in self.commits.items():
@@ -148,7 +154,7 @@ def _files(root: str) -> Iterator[tuple[str, bytes]]:
     for folder, _, names in os.walk(root):
         for name in names:
             path = os.path.relpath(os.path.join(folder, name), root)
-            if path.split("/")[0] != "index":
+            if not path.startswith("index"):  # also what was set aside because it was in the index's way
                 with open(os.path.join(root, path), "rb") as file:
                     yield path, file.read()
 
@@ -186,7 +192,8 @@ def _dissect_pack(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Record
         header = decode_header(data[row.offset : row.offset + row.header_size], name)
         end = _add_record(anatomy, path, f"{name} record {i}", row.offset, header)
         pad = record_format.padding(end)
-        anatomy.regions.append(Region(path, f"{name} record {i} padding", end, pad, is_content=False))
+        if pad:
+            anatomy.regions.append(Region(path, f"{name} record {i} padding", end, pad, is_content=False))
         found.append((header, data[row.offset + row.header_size : end]))
     _add_fields(anatomy, path, name, footer_at, [("footer", footer_size)])
     fields = [("end magic", 8), ("footer offset", 8), ("footer size", 8), ("record count", 8), ("end pack id", 16)]
