@@ -119,13 +119,15 @@ class ObjectWriter:
         else:
             yield from pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
 
-    def add(self, kind: int, plain: bytes) -> tuple[ObjectId, bool]:
-        """Store one small object unless it is there; returns its id and whether it was new."""
-        object_id = digest(plain)
-        if object_id in self._seen or self._is_present([object_id])[0]:
-            return object_id, False
-        self._add(kind, object_id, len(plain), encode(memoryview(plain), 1))
-        return object_id, True
+    def add_all(self, objects: Iterable[tuple[int, bytes]]) -> list[ObjectId]:
+        """Store those small objects (kind, plain bytes) that are not there; returns their ids in order."""
+        given = [(kind, plain, digest(plain)) for kind, plain in objects]
+        ids = [object_id for _, _, object_id in given]
+        present = self._is_present(ids) if ids else ()
+        for (kind, plain, object_id), is_present in zip(given, present, strict=True):
+            if not is_present and object_id not in self._seen:
+                self._add(kind, object_id, len(plain), encode(memoryview(plain), 1))
+        return ids
 
     def publish(self) -> Written:
         """Make everything durable and give packs their names.
@@ -136,7 +138,14 @@ class ObjectWriter:
         if self._pack is None:
             inline = [(header, bytes(payload)) for header, payload in self._held]
             return Written([], {}, inline, sum(len(payload) for _, payload in inline))
-        self._close_pack()
+        last = self._pack
+        last.finish()
+        self._pack, done = None, Future[None]()
+        self._sealing.append((last, done))
+        try:
+            self._seal(last)  # here: there is nothing else for this thread to do meanwhile
+        finally:
+            done.set_result(None)
         for _, future in self._sealing:
             future.result()
         shards = set()

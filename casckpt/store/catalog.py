@@ -392,6 +392,8 @@ class PackHealth:
         self._keeper = keeper
         self._packs: dict[int, str | None] = {}
         self._entries: dict[int, int | None] = {}
+        self._sizes: dict[str, int | None] = {}
+        self._has_damage: bool | None = None
 
     def pack_problem(self, pack_no: int, txn: KvReader) -> str | None:
         """What is wrong with a pack's file, or None."""
@@ -409,21 +411,27 @@ class PackHealth:
                 self._packs[pack_no] = None
         return self._packs[pack_no]
 
-    def sources(self, ids: Sequence[ObjectId]) -> list[Source] | None:
-        """The files that objects lie in; None when one has no place. Valid also when the index is made again."""
+    def sources(self, groups: Sequence[Sequence[ObjectId]]) -> list[list[Source] | None]:
+        """For each group of objects the files that they lie in; None when one has no place.
+
+        Valid also when the index is made again.
+        """
+        with self._keeper.kv.read() as txn:
+            return [self._sources(ids, txn) for ids in groups]
+
+    def _sources(self, ids: Sequence[ObjectId], txn: KvReader) -> list[Source] | None:
         ends: dict[int, int] = {}
         packs: set[int] = set()
-        with self._keeper.kv.read() as txn:
-            for place in first_places(txn.get_many("objects", ids)):
-                if place is None:
-                    return None
-                if place.is_inline:
-                    ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
-                else:
-                    packs.add(place.pack_no)
-            rows = [txn.get("packs", number_key(pack_no)) for pack_no in packs]
+        for place in first_places(txn.get_many("objects", ids)):
+            if place is None:
+                return None
+            if place.is_inline:
+                ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
+            else:
+                packs.add(place.pack_no)
         found = [Source(self._timeline.path(seq), end, False) for seq, end in ends.items()]
-        for row in rows:
+        for pack_no in packs:
+            row = txn.get("packs", number_key(pack_no))
             if row is None:
                 return None
             pack_id, size = decode_pack_row(row)
@@ -432,11 +440,15 @@ class PackHealth:
 
     def are_sources_good(self, sources: Sequence[Source]) -> bool:
         """Whether all these files are there with their sizes and no object at all is known to be damaged."""
-        with self._keeper.kv.read() as txn:
-            if txn.count("damage"):
-                return False
+        if self._has_damage is None:
+            with self._keeper.kv.read() as txn:
+                self._has_damage = txn.count("damage") > 0
+        if self._has_damage:
+            return False
         for path, size, is_pack in sources:
-            found = self._timeline.fs.size(path)
+            if path not in self._sizes:
+                self._sizes[path] = self._timeline.fs.size(path)
+            found = self._sizes[path]
             if found is None or (found != size if is_pack else found < size):
                 return False
         return True

@@ -3,21 +3,16 @@
 A handle stands at a *position*: the snapshot that its next commit continues. While that is the branch's head, the
 commit extends the branch and carries the head it expects; when another writer has moved it, that is a `ConflictError`,
 never a merge. After a resume at another snapshot the commit opens a new branch.
-
-Unchanged data is recognised without a lookup: the chunk ids of the position's components are kept in memory and
-compared place by place. What is reused is only believed while the files that hold it exist with their sizes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from casckpt.codec import Hint
 from casckpt.digest import digest
 from casckpt.errors import (
     CasckptError,
@@ -34,29 +29,23 @@ from casckpt.errors import (
 )
 from casckpt.format import wire
 from casckpt.format.entry import Body, Commit, Entry, Envelope, decode_entry, encode_entry
-from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
-from casckpt.format.record import CONTEXT, MANIFEST, NODE, SNAPSHOT, STRUCTURE, RecordHeader
+from casckpt.format.record import CONTEXT, SNAPSHOT, RecordHeader
 from casckpt.format.snapshot import (
-    EXACT,
-    MANIFEST_VERSION,
-    NECESSITIES,
     SNAPSHOT_VERSION,
     ComponentRef,
     Context,
-    Manifest,
     Snapshot,
     decode_context,
     encode_snapshot,
 )
 from casckpt.ids import ObjectId, SnapshotId, StoreId, WriteId, short
 from casckpt.index.tables import Applied, BranchRow, NoteRow
-from casckpt.limits import NODE_FANOUT
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
-from casckpt.objects.writer import ChunkTask, ObjectWriter, Written
-from casckpt.state.capture import Captured
+from casckpt.objects.writer import ObjectWriter, Written
 from casckpt.storage.process import System
-from casckpt.store.catalog import Catalog, PackHealth, Source, describe
+from casckpt.store.catalog import Catalog, PackHealth, describe
+from casckpt.store.components import Added, Components, read_chunk
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
 
@@ -83,19 +72,6 @@ class Position:
     attempts: set[bytes] = field(default_factory=set)
 
 
-@dataclass
-class _Known:
-    """A component of the position, as it lies in the store."""
-
-    ref: ComponentRef
-    structure_id: ObjectId
-    scalars_size: int
-    ids: list[ObjectId]
-    nodes: list[ObjectId]
-    structure_bytes: bytes = b""
-    sources: Sequence[Source] | None = None
-
-
 class Committer:
     """Commits for one store handle; used by one thread at a time."""
 
@@ -120,16 +96,14 @@ class Committer:
         self._catalog = catalog
         self._run = run
         self._verify = verify
-        self._chunk_size = chunk_size
+        self._components = Components(catalog, chunk_size)
         self.position = Position("main")
-        self._known: dict[str, _Known] = {}
-        self._hints: dict[tuple[str, int], Hint] = {}
         self._context: tuple[bytes, Context] | None = None
 
     def stand_at(self, position: Position) -> None:
         """Move to another snapshot; nothing is written."""
         self.position = position
-        self._known = {}
+        self._components.stand_at({})
 
     # --- commit ---
 
@@ -154,18 +128,10 @@ class Committer:
             writer.abort()
 
     def _write(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, health: PackHealth) -> SnapshotValue:
-        refs: dict[str, ComponentRef] = {}
-        new_bytes: dict[str, int] = {}
-        known: dict[str, _Known] = {}
-        for name, captured in draft.captured.items():
-            known[name], new_bytes[name] = self._add_component(draft, name, captured, parent, writer, health)
-            refs[name] = known[name].ref
-        for name in draft.inherit:
-            assert parent is not None
-            refs[name], known[name] = self._inherited(draft, name, parent, health)
+        added = self._components.add(draft, parent, writer, health)
         context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
-            return self._same_step(draft, parent, refs)
+            return self._same_step(draft, parent, added.refs)
         self._check_unmoved(draft)
         if writer.rejected_count:
             warnings.warn(
@@ -175,12 +141,12 @@ class Committer:
                 stacklevel=5,
             )
         written = writer.publish()
-        entry, snapshot = self._publish(draft, refs, context, written, new_bytes)
+        entry, snapshot = self._publish(draft, added, context, written)
         self._keeper.catch_up_after_commit(entry, written.rows)
         body = entry.envelope.body
         assert isinstance(body, Commit)
         self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
-        self._known = known
+        self._components.stand_at(added.known)
         return describe(entry, body, snapshot, NoteRow({}, {}), is_retired=False)
 
     def _parent(self) -> Snapshot | None:
@@ -288,9 +254,9 @@ class Committer:
         """Tell a disk that lies from memory that moved: the memory no longer hashes to what was to be written."""
         wanted = getattr(error, "object_id", None)
         for captured in draft.captured.values() if wanted else ():
-            layout = self._layout(captured)
+            layout = self._components.layout(captured)
             for chunk, size in enumerate(layout.chunk_sizes):
-                if wanted == digest(_read_chunk(captured, layout.parts(chunk), size)):
+                if wanted == digest(read_chunk(captured, layout.parts(chunk), size)):
                     return None  # the memory still holds it: it was the disk
         if wanted is None:
             return None
@@ -301,101 +267,8 @@ class Committer:
             object_id=wanted,
         )
 
-    # --- components ---
-
-    def _layout(self, captured: Captured) -> Layout:
-        return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
-
-    def _add_component(
-        self,
-        draft: Draft,
-        name: str,
-        captured: Captured,
-        parent: Snapshot | None,
-        writer: ObjectWriter,
-        health: PackHealth,
-    ) -> tuple[_Known, int]:
-        """Store what is new of a component; returns it with the plain bytes that were new."""
-        known = self._trusted(name, parent, health)
-        structure_id = self._add_structure(captured, known, writer)
-        layout = self._layout(captured)
-        is_alike = known is not None and known.structure_id == structure_id and len(known.ids) == layout.chunk_count
-        known_ids: Sequence[ObjectId | None] = known.ids if known and is_alike else [None] * layout.chunk_count
-        tasks = []
-        for chunk, size in enumerate(layout.chunk_sizes):
-            parts = layout.parts(chunk)
-            read = functools.partial(_read_chunk, captured, parts, size)
-            hint = self._hints.setdefault((name, parts[0].block), Hint())
-            tasks.append(ChunkTask(read, size, layout.itemsizes[chunk], known_ids[chunk], hint))
-        results = writer.add_chunks(tasks)
-        ids = [object_id for object_id, _ in results]
-        new = sum(size for size, (_, is_new) in zip(layout.chunk_sizes, results, strict=True) if is_new)
-        necessity = self._necessity(draft, name, parent)
-        if known and is_alike and ids == known.ids and known.scalars_size == len(captured.scalars):
-            ref = ComponentRef(known.ref.manifest, draft.step, captured.logical_bytes, necessity)
-            same = known.scalars_size, ids, known.nodes, captured.structure_bytes, known.sources
-            return _Known(ref, structure_id, *same), new
-        nodes = _add_nodes(ids, writer)
-        manifest = Manifest(
-            MANIFEST_VERSION,
-            structure_id,
-            self._chunk_size,
-            len(captured.scalars),
-            layout.payload_size,
-            layout.chunk_count,
-            b"".join(nodes or ids),
-        )
-        manifest_id, _ = writer.add(MANIFEST, wire.encode(manifest))
-        ref = ComponentRef(manifest_id, draft.step, captured.logical_bytes, necessity)
-        return _Known(ref, structure_id, len(captured.scalars), ids, nodes, captured.structure_bytes), new
-
-    def _trusted(self, name: str, parent: Snapshot | None, health: PackHealth) -> _Known | None:
-        """The component as the parent has it, if every file it lies in is as it should be."""
-        known = self._known.get(name)
-        if known is None and parent is not None and name in parent.components:
-            try:
-                known = self._known[name] = self._load_known(parent.components[name])
-            except CasckptError:
-                return None  # damaged: everything is stored again
-        if known is None:
-            return None
-        if known.sources is None:
-            above = ObjectId(known.ref.manifest), known.structure_id, *known.nodes
-            known.sources = health.sources([*above, *known.ids])
-        return known if known.sources is not None and health.are_sources_good(known.sources) else None
-
-    def _load_known(self, ref: ComponentRef) -> _Known:
-        manifest = self._catalog.manifest(ref.manifest)
-        ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
-        return _Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes)
-
-    def _add_structure(self, captured: Captured, known: _Known | None, writer: ObjectWriter) -> ObjectId:
-        if known is not None and captured.structure_bytes is known.structure_bytes:
-            return known.structure_id
-        return writer.add(STRUCTURE, captured.structure_bytes)[0]
-
-    def _inherited(self, draft: Draft, name: str, parent: Snapshot, health: PackHealth) -> tuple[ComponentRef, _Known]:
-        ref = parent.components[name]
-        known = self._trusted(name, parent, health)
-        if known is None:
-            raise CorruptionError(
-                f"component {name!r} cannot be inherited from step {ref.step}: its data is damaged or missing. "
-                "Give it in the state, or drop it. Run `casckpt verify`.",
-                component=name,
-                step=ref.step,
-            )
-        necessity = self._necessity(draft, name, parent)
-        return ComponentRef(ref.manifest, ref.step, ref.logical_bytes, necessity), known
-
-    def _necessity(self, draft: Draft, name: str, parent: Snapshot | None) -> int:
-        wanted = draft.necessity.get(name)
-        if wanted is not None:
-            return NECESSITIES.index(wanted)
-        old = parent.components.get(name) if parent else None
-        return old.necessity if old else EXACT
-
     def _add_context(self, draft: Draft, writer: ObjectWriter) -> bytes:
-        address, _ = writer.add(CONTEXT, wire.encode(draft.context))
+        (address,) = writer.add_all([(CONTEXT, wire.encode(draft.context))])
         self._context = address, draft.context
         return address
 
@@ -425,10 +298,9 @@ class Committer:
     def _publish(
         self,
         draft: Draft,
-        refs: dict[str, ComponentRef],
+        added: Added,
         context: bytes,
         written: Written,
-        new_bytes: dict[str, int],
     ) -> tuple[Entry, Snapshot]:
         """Write the entry under the next free number, re-checking the head each time the number was taken."""
         while True:
@@ -443,7 +315,7 @@ class Committer:
                 draft.step,
                 position.snapshot or b"",
                 context,
-                refs,
+                added.refs,
             )
             plain = encode_snapshot(snapshot)
             snapshot_id = SnapshotId(digest(plain))
@@ -456,7 +328,7 @@ class Committer:
                 written.packs,
                 draft.metrics,
                 draft.labels,
-                {name: size for name, size in new_bytes.items() if size},
+                {name: size for name, size in added.new_bytes.items() if size},
             )
             header = RecordHeader(
                 kind=SNAPSHOT,
@@ -513,24 +385,3 @@ def _expecting_folders() -> Iterator[None]:
             path=error.filename,
             errno=errno.ENOENT,
         ) from error
-
-
-def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> list[ObjectId]:
-    """Ids of the nodes that hold `ids`; none where a manifest holds them itself."""
-    if len(ids) <= NODE_FANOUT:
-        return []
-    return [writer.add(NODE, b"".join(ids[at : at + NODE_FANOUT]))[0] for at in range(0, len(ids), NODE_FANOUT)]
-
-
-def _read_chunk(captured: Captured, parts: Sequence[Part], size: int) -> memoryview:
-    """The plain bytes of a chunk: a view where it is one run of memory, else put together."""
-    if len(parts) == 1 and parts[0].block != SCALARS:
-        return captured.blocks.view(*parts[0])
-    out = memoryview(bytearray(size))
-    at = 0
-    scalars = memoryview(captured.scalars)
-    for block, start, stop in parts:
-        piece = scalars[start:stop] if block == SCALARS else captured.blocks.view(block, start, stop)
-        out[at : at + stop - start] = piece
-        at += stop - start
-    return out

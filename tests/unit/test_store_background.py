@@ -62,7 +62,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 def store(store_path: Path, gate: Gate) -> Iterator[Any]:
-    with open_store(store_path, system=System(file_system=gate), lock_timeout_s=0.2) as opened:
+    with open_store(store_path, system=System(file_system=gate)) as opened:
         yield opened
         gate.is_open.set()
 
@@ -175,10 +175,11 @@ def test_annotation_of_a_step_under_way_waits_for_it(store: Any) -> None:
     assert store.annotate(5, metrics={"x": 1}).metrics == {"x": 1}
 
 
-def test_two_may_be_under_way_and_a_third_waits(store: Any, gate: Gate) -> None:
+def test_two_may_be_under_way_and_a_third_waits(store: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.is_open.clear()
     handles = [store.commit_async(step, {"a": np.full(9, step)}) for step in (1, 2)]
-    with pytest.raises(BusyError, match=r"\[1, 2\].*lock_timeout_s"):
+    with monkeypatch.context() as patch, pytest.raises(BusyError, match=r"\[1, 2\].*lock_timeout_s"):
+        patch.setattr(store._turns, "timeout_s", 0.2)
         store.commit_async(3, {"a": 3})
     opener = threading.Timer(0.05, gate.is_open.set)
     opener.start()

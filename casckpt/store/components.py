@@ -1,0 +1,256 @@
+"""Components of a commit: captured state to chunks, manifests and references.
+
+Unchanged data is recognised without a lookup: the chunk ids of the position's components are kept in memory and
+compared place by place. What is reused is only believed while the files that hold it exist with their sizes.
+
+All components of a commit go through each stage together (trust, structures, chunks, manifests): what costs a
+transaction or a hand-over to another thread is paid once, however many small components there are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from casckpt.codec import Hint
+from casckpt.errors import CasckptError, CorruptionError
+from casckpt.format import wire
+from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
+from casckpt.format.record import MANIFEST, NODE, STRUCTURE
+from casckpt.format.snapshot import EXACT, MANIFEST_VERSION, NECESSITIES, ComponentRef, Manifest, Snapshot
+from casckpt.ids import ObjectId
+from casckpt.limits import NODE_FANOUT
+from casckpt.objects.writer import ChunkTask, ObjectWriter
+from casckpt.state.capture import Captured
+from casckpt.store.catalog import Catalog, PackHealth, Source
+from casckpt.store.draft import Draft
+
+
+@dataclass
+class Known:
+    """A component of the position, as it lies in the store."""
+
+    ref: ComponentRef
+    structure_id: ObjectId
+    scalars_size: int
+    ids: list[ObjectId]
+    nodes: list[ObjectId]
+    structure_bytes: bytes = b""
+    sources: Sequence[Source] | None = None
+
+    def objects(self) -> list[ObjectId]:
+        """Everything that the component consists of."""
+        return [ObjectId(self.ref.manifest), self.structure_id, *self.nodes, *self.ids]
+
+
+@dataclass
+class Added:
+    """The components of a new snapshot, and plain bytes of each that no earlier commit had stored."""
+
+    known: dict[str, Known]
+    refs: dict[str, ComponentRef]
+    new_bytes: dict[str, int]
+
+
+@dataclass
+class _Plan:
+    """One captured component on its way."""
+
+    captured: Captured
+    known: Known | None
+    layout: Layout
+    structure_id: ObjectId
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether chunks stand for the same places as in the position's."""
+        known = self.known
+        return (
+            known is not None and known.structure_id == self.structure_id and len(known.ids) == self.layout.chunk_count
+        )
+
+
+class Components:
+    """Writes the components of commits for one handle, which stands at one position."""
+
+    def __init__(self, catalog: Catalog, chunk_size: int) -> None:
+        self._catalog = catalog
+        self._chunk_size = chunk_size
+        self._known: dict[str, Known] = {}
+        self._hints: dict[tuple[str, int], Hint] = {}
+
+    def stand_at(self, known: dict[str, Known]) -> None:
+        """Compare with these components from now on; those not among them are read from the store when needed."""
+        self._known = known
+
+    def layout(self, captured: Captured) -> Layout:
+        return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
+
+    def add(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, health: PackHealth) -> Added:
+        """Store what is new of all components of a draft.
+
+        Raises:
+            CorruptionError: a component to be inherited is damaged or missing.
+        """
+        trusted = self._trusted([*draft.captured, *draft.inherit], parent, health)
+        plans = self._plan(draft, trusted, writer)
+        results = iter(writer.add_chunks([task for name, plan in plans.items() for task in self._tasks(name, plan)]))
+        added = Added({}, {}, {})
+        changed: dict[str, list[ObjectId]] = {}
+        for name, plan in plans.items():
+            outcome = [next(results) for _ in range(plan.layout.chunk_count)]
+            ids = [object_id for object_id, _ in outcome]
+            sizes = plan.layout.chunk_sizes
+            added.new_bytes[name] = sum(size for size, (_, is_new) in zip(sizes, outcome, strict=True) if is_new)
+            known = plan.known
+            if known and plan.is_alike and ids == known.ids and known.scalars_size == len(plan.captured.scalars):
+                self._keep(added, draft, name, plan, known, parent)
+            else:
+                changed[name] = ids
+        self._add_manifests(added, draft, plans, changed, parent, writer)
+        for name in draft.inherit:
+            assert parent is not None
+            added.known[name] = self._inherited(name, trusted[name], parent)
+            ref = parent.components[name]
+            necessity = _necessity(draft, name, parent)
+            added.refs[name] = ComponentRef(ref.manifest, ref.step, ref.logical_bytes, necessity)
+        return added
+
+    # --- what is there already ---
+
+    def _trusted(self, names: Sequence[str], parent: Snapshot | None, health: PackHealth) -> dict[str, Known | None]:
+        """Each component as the parent has it, if every file it lies in is as it should be."""
+        found = {name: self._find(name, parent) for name in names}
+        unlocated = [known for known in found.values() if known is not None and known.sources is None]
+        for known, sources in zip(unlocated, health.sources([each.objects() for each in unlocated]), strict=True):
+            known.sources = sources
+        return {
+            name: known if known and known.sources is not None and health.are_sources_good(known.sources) else None
+            for name, known in found.items()
+        }
+
+    def _find(self, name: str, parent: Snapshot | None) -> Known | None:
+        known = self._known.get(name)
+        if known is None and parent is not None and name in parent.components:
+            ref = parent.components[name]
+            try:
+                manifest = self._catalog.manifest(ref.manifest)
+                ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
+            except CasckptError:
+                return None  # damaged: everything is stored again
+            known = Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes)
+            self._known[name] = known
+        return known
+
+    def _inherited(self, name: str, known: Known | None, parent: Snapshot) -> Known:
+        if known is None:
+            step = parent.components[name].step
+            raise CorruptionError(
+                f"component {name!r} cannot be inherited from step {step}: its data is damaged or missing. "
+                "Give it in the state, or drop it. Run `casckpt verify`.",
+                component=name,
+                step=step,
+            )
+        return known
+
+    # --- what is new ---
+
+    def _plan(self, draft: Draft, trusted: dict[str, Known | None], writer: ObjectWriter) -> dict[str, _Plan]:
+        ids: dict[str, ObjectId] = {}
+        for name, captured in draft.captured.items():
+            known = trusted[name]
+            if known is not None and captured.structure_bytes is known.structure_bytes:
+                ids[name] = known.structure_id
+        new = {name: captured.structure_bytes for name, captured in draft.captured.items() if name not in ids}
+        ids.update(zip(new, writer.add_all((STRUCTURE, plain) for plain in new.values()), strict=True))
+        return {
+            name: _Plan(captured, trusted[name], self.layout(captured), ids[name])
+            for name, captured in draft.captured.items()
+        }
+
+    def _tasks(self, name: str, plan: _Plan) -> Iterable[ChunkTask]:
+        known_ids = plan.known.ids if plan.known and plan.is_alike else None
+        for chunk, size in enumerate(plan.layout.chunk_sizes):
+            parts = plan.layout.parts(chunk)
+            yield ChunkTask(
+                functools.partial(read_chunk, plan.captured, parts, size),
+                size,
+                plan.layout.itemsizes[chunk],
+                known_ids[chunk] if known_ids else None,
+                self._hints.setdefault((name, parts[0].block), Hint()),
+            )
+
+    def _keep(self, added: Added, draft: Draft, name: str, plan: _Plan, known: Known, parent: Snapshot | None) -> None:
+        """An unchanged component: the same manifest, captured anew."""
+        size = plan.captured.logical_bytes
+        ref = ComponentRef(known.ref.manifest, draft.step, size, _necessity(draft, name, parent))
+        same = known.scalars_size, known.ids, known.nodes, plan.captured.structure_bytes, known.sources
+        added.refs[name] = ref
+        added.known[name] = Known(ref, plan.structure_id, *same)
+
+    def _add_manifests(
+        self,
+        added: Added,
+        draft: Draft,
+        plans: dict[str, _Plan],
+        changed: dict[str, list[ObjectId]],
+        parent: Snapshot | None,
+        writer: ObjectWriter,
+    ) -> None:
+        nodes = {name: _add_nodes(ids, writer) for name, ids in changed.items()}
+        manifests = {}
+        for name, ids in changed.items():
+            plan = plans[name]
+            manifests[name] = Manifest(
+                MANIFEST_VERSION,
+                plan.structure_id,
+                self._chunk_size,
+                len(plan.captured.scalars),
+                plan.layout.payload_size,
+                plan.layout.chunk_count,
+                b"".join(nodes[name] or ids),
+            )
+        addresses = writer.add_all((MANIFEST, wire.encode(manifest)) for manifest in manifests.values())
+        for (name, manifest), address in zip(manifests.items(), addresses, strict=True):
+            plan = plans[name]
+            ref = ComponentRef(address, draft.step, plan.captured.logical_bytes, _necessity(draft, name, parent))
+            added.refs[name] = ref
+            added.known[name] = Known(
+                ref,
+                plan.structure_id,
+                manifest.scalars_size,
+                changed[name],
+                nodes[name],
+                plan.captured.structure_bytes,
+            )
+
+
+def _necessity(draft: Draft, name: str, parent: Snapshot | None) -> int:
+    """What the commit says, else what the parent has, else exact."""
+    wanted = draft.necessity.get(name)
+    if wanted is not None:
+        return NECESSITIES.index(wanted)
+    old = parent.components.get(name) if parent else None
+    return old.necessity if old else EXACT
+
+
+def _add_nodes(ids: Sequence[ObjectId], writer: ObjectWriter) -> list[ObjectId]:
+    """Ids of the nodes that hold `ids`; none where a manifest holds them itself."""
+    if len(ids) <= NODE_FANOUT:
+        return []
+    return writer.add_all((NODE, b"".join(ids[at : at + NODE_FANOUT])) for at in range(0, len(ids), NODE_FANOUT))
+
+
+def read_chunk(captured: Captured, parts: Sequence[Part], size: int) -> memoryview:
+    """The plain bytes of a chunk: a view where it is one run of memory, else put together."""
+    if len(parts) == 1 and parts[0].block != SCALARS:
+        return captured.blocks.view(*parts[0])
+    out = memoryview(bytearray(size))
+    at = 0
+    scalars = memoryview(captured.scalars)
+    for block, start, stop in parts:
+        piece = scalars[start:stop] if block == SCALARS else captured.blocks.view(block, start, stop)
+        out[at : at + stop - start] = piece
+        at += stop - start
+    return out
