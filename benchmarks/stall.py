@@ -13,7 +13,7 @@ import torch
 
 import casckpt
 from benchmarks._harness import MIB, Measurement, Pairs, Settings, Timed, paired, percentile, scratch
-from benchmarks._states import contiguous, random_state, refill, seeded, state_size
+from benchmarks._states import random_state, refill, seeded, state_size
 
 STALL_TARGET, IN_FLIGHT_TARGET, TRAINING_TARGET = 1.15, 1.5, 1.02
 LIGHT_EVERY_STEPS = 100
@@ -22,7 +22,7 @@ TRAINING_BATCH = 16
 
 
 def stall(settings: Settings) -> Iterator[Measurement]:
-    """The call of `commit_async` with warm staging ÷ a single-thread copy of the captured bytes.
+    """The call of `commit_async` with warm staging ÷ a single-thread copy of the captured bytes, tensor by tensor.
 
     Three cases for each number of tensors: nothing under way, another commit under way, and the very first call, which
     has to allocate its staging memory (printed only).
@@ -35,8 +35,7 @@ def _stall_of(settings: Settings, count: int) -> Iterator[Measurement]:
     generator = seeded()
     state = random_state(settings.size_bytes, count, generator)
     size = state_size(state)
-    source = contiguous(size, generator)
-    target = source.copy()
+    copies = _warm_copies(state)
     steps, handles = itertools.count(), []
     with scratch(settings) as folder, casckpt.open(f"{folder}/store", create=True) as store:
 
@@ -54,7 +53,7 @@ def _stall_of(settings: Settings, count: int) -> Iterator[Measurement]:
             return not handles[0].done()
 
         def copy(prepare: Callable[[], Any]) -> Timed:
-            return Timed(lambda _: np.copyto(target, source), prepare=prepare)
+            return Timed(lambda _: _copy_all(copies), prepare=prepare)
 
         first = paired(Timed(commit), copy(lambda: None), 1, warm_up_count=0)
         yield first.measurement("T3", f"{count} tensors, first call", target=None, size_bytes=size)
@@ -66,6 +65,18 @@ def _stall_of(settings: Settings, count: int) -> Iterator[Measurement]:
         yield flight.measurement("T3", case, target=IN_FLIGHT_TARGET, size_bytes=size)
         yield _tail(f"{case}, p99 of the stall", flight)
         store.wait()
+
+
+def _warm_copies(state: dict[str, torch.Tensor]) -> list[tuple[Any, Any]]:
+    """(target, source) of each tensor's bytes; the targets are one buffer whose pages are there."""
+    sources = [tensor.numpy() for tensor in state.values()]
+    buffer = np.ones(sum(source.size for source in sources), np.float32)
+    return list(zip(np.split(buffer, np.cumsum([source.size for source in sources])[:-1]), sources, strict=True))
+
+
+def _copy_all(copies: list[tuple[Any, Any]]) -> None:
+    for target, source in copies:
+        np.copyto(target, source)
 
 
 def _change_some(state: dict[str, torch.Tensor], generator: np.random.SFC64) -> None:
