@@ -136,6 +136,8 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
         if first is None and not origin.numbers() and next(list_packs(fs, root), None) is None:
             return None  # at most the folders of a store that somebody died making
     except (CorruptionError, StorageError) as error:
+        if isinstance(first, StorageError) and isinstance(error, StorageError):
+            raise first from error  # it is the disk, the name or a permission, not what the files hold
         first = first or error
     else:
         if isinstance(entry.envelope.body, Create):
@@ -189,9 +191,14 @@ def _create(root: str, system: System, chunk_size: int) -> StoreDocument:
 def _make_durable_folder(fs: FileSystem, path: str) -> None:
     """A folder and those above it that are missing, each name synced."""
     parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
+    if not os.path.isdir(parent) and parent != path:
         _make_durable_folder(fs, parent)
-    fs.make_folder(path)
+    try:
+        fs.make_folder(path)
+    except FileNotFoundError as error:  # as /proc answers
+        raise StorageError(
+            f"{path}: folders cannot be made here. Check the path.", path=path, errno=error.errno
+        ) from error
     fs.sync_folder(parent)
 
 

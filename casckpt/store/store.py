@@ -553,9 +553,7 @@ class Store:
         """
         with self._writing("tag"):
             snapshot = self.snapshot(ref)
-            self._append(
-                Tag(self.run, name, bytes.fromhex(snapshot.id)), lambda: self._chooser.check_free(name, "tag")
-            )
+            self._append(Tag(self.run, name, bytes.fromhex(snapshot.id)), lambda: self._chooser.check_free(name, "tag"))
             return snapshot
 
     def untag(self, name: str) -> None:
@@ -642,7 +640,8 @@ class Store:
             yield
         except (CorruptionError, IncompleteError, NotFoundError, StorageError) as error:
             object_id = error.facts.get("object_id")
-            if isinstance(error, CorruptionError) and object_id is not None:
+            is_damage = isinstance(error, CorruptionError) or isinstance(error.__cause__, CorruptionError)  # half way
+            if is_damage and object_id is not None:
                 self._keeper.mark_damage({bytes(object_id): error.message})
             is_name = isinstance(error, NotFoundError) and object_id is None  # in `only`: not the store's fault
             if is_name or "step" in error.facts:
