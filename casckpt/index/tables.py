@@ -47,6 +47,7 @@ _PACK = struct.Struct("<16sQ")
 
 FLAG_RETIRED, FLAG_MIXED = 1, 2
 PENDING = b"pending:"  # meta keys: then the pack id
+UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its table
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
 
 
@@ -143,7 +144,7 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pending(msgspec.Struct, frozen=True, array_like=True):
-    """An entry that could not be applied fully: a pack was missing or short (its size then; -1: missing)."""
+    """An entry that could not be applied fully: a pack was missing (-1), unreadable, or of another size."""
 
     seq: int
     pack_id: bytes

@@ -54,7 +54,7 @@ class PackSource(Protocol):
     """Where the rows of packs come from: the commit that wrote them, or the files."""
 
     def size(self, pack_id: bytes) -> int:
-        """Size of the pack's file in bytes; -1 when there is none."""
+        """Size of the pack's file in bytes; -1 when there is none, UNREADABLE when its rows could not be read."""
 
     def rows(self, pack_id: bytes) -> Sequence[PackRow]:
         """All rows that can be found; none when the pack is missing or not a pack."""
@@ -126,11 +126,11 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
 
 def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, read_object: ReadObject) -> None:
     for pack in body.packs:
+        if txn.get("pack_ids", pack.pack_id) is None:
+            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
         found_size = packs.size(pack.pack_id)
         if found_size != pack.size:
             put_struct(txn, "meta", PENDING + pack.pack_id, Pending(entry.seq, pack.pack_id, found_size))
-        if txn.get("pack_ids", pack.pack_id) is None:
-            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
     inline = [
         (
             record.header.object_id,

@@ -25,6 +25,7 @@ from casckpt.index.tables import (
     BAD,
     PENDING,
     TABLES,
+    UNREADABLE,
     Applied,
     BadEntry,
     Pending,
@@ -36,7 +37,7 @@ from casckpt.objects.apply import add_pack, apply_entry, mark_applied
 from casckpt.objects.packs import list_packs, pack_path, read_rows
 from casckpt.objects.reader import ObjectReader
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import FileSystem
+from casckpt.storage.fs import FileSystem, is_about_file
 
 _ENTRIES_PER_TRANSACTION = 2000  # bounds the dirty pages of a rebuild
 
@@ -69,7 +70,7 @@ class IndexKeeper:
         with self._lock:
             self._kv = self._home.open()
             if self._kv is None or self._is_doubtful():
-                self.rebuild()
+                self.rebuild(at_least=-1 if self._kv is None else self._last_known())
             if not self._read_only:
                 self._apply_from_listing()
             self.catch_up()
@@ -94,22 +95,24 @@ class IndexKeeper:
             BusyError: another process holds the index's write lock.
         """
         with self._lock:
-            applied = self.applied()
-            if own is None and not self._timeline.exists(applied.seq + 1):
-                return applied.seq
-            if self.kv.is_read_only:
-                self._use_memory()
-                return self.applied().seq
             try:
+                applied = self.applied()
+                if own is None and not self._timeline.exists(applied.seq + 1):
+                    return applied.seq
+                if self.kv.is_read_only:
+                    self._use_memory()
+                    return self.applied().seq
                 return self._apply_next(own, rows or {})
-            except CorruptionError as error:
-                warnings.warn(f"the index was damaged and is rebuilt: {error}", StoreWarning, stacklevel=2)
-                self.rebuild()
-            except StorageError as error:
-                warnings.warn(
-                    f"the index cannot be written, one in memory is used: {error}", StoreWarning, stacklevel=2
-                )
-                self._use_memory()
+            except (CorruptionError, StorageError) as error:
+                if "index_path" not in error.facts:
+                    raise  # not the index: a file of the store could not be read now
+                is_damaged = isinstance(error, CorruptionError)
+                what = "was damaged and is rebuilt" if is_damaged else "cannot be used, one in memory takes its place"
+                warnings.warn(f"the index {what}: {error}", StoreWarning, stacklevel=2)
+                if is_damaged:
+                    self.rebuild()
+                else:
+                    self._use_memory()
             return self.applied().seq
 
     def catch_up_after_commit(self, own: Entry, rows: Mapping[bytes, Sequence[PackRow]]) -> None:
@@ -194,8 +197,8 @@ class IndexKeeper:
             applied is None
             or self._is_of_another_history(applied)
             or any(timeline.exists(seq) for seq in applied.gaps)
-            or any(packs.size(row.pack_id) != row.found_size for row in pending)
-            or any(_entry_size(timeline, row.seq) != row.found_size for row in bad)
+            or any(packs.has_changed(row) for row in pending)
+            or any(_entry_size(timeline, row.seq) != row.found_size or self._is_readable(row.seq) for row in bad)
         )
 
     def _is_of_another_history(self, applied: Applied) -> bool:
@@ -211,14 +214,34 @@ class IndexKeeper:
             )
         return True
 
-    def rebuild(self) -> None:
-        """Make all rows again from packs and timeline, into a new generation or, if that cannot be, into memory."""
+    def _is_readable(self, seq: int) -> bool:
+        try:
+            self._timeline.read(seq)
+        except CorruptionError:
+            return False
+        return True
+
+    def _last_known(self) -> int:
+        try:
+            return self.applied().seq
+        except CasckptError:
+            return -1
+
+    def rebuild(self, *, at_least: int = -1) -> None:
+        """Make all rows again from packs and timeline, into a new generation or, if that cannot be, into memory.
+
+        Args:
+            at_least: a number that is known to have been taken: what is missing up to it is reported, not used again.
+
+        Raises:
+            StorageError: a file of the store could not be read now; nothing is concluded from that.
+        """
         with self._lock:
             if self._read_only:
-                self._use_memory()
+                self._use_memory(at_least)
                 return
             self.reader.forget_files()
-            kv = self._home.rebuild(self._fill)
+            kv = self._home.rebuild(lambda kv: self._fill(kv, at_least))
             if kv is not None:
                 self._replace(kv)
                 return
@@ -227,11 +250,11 @@ class IndexKeeper:
                 StoreWarning,
                 stacklevel=3,
             )
-            self._use_memory()
+            self._use_memory(at_least)
 
-    def _use_memory(self) -> None:
+    def _use_memory(self, at_least: int = -1) -> None:
         kv = MemoryKv(TABLES)
-        self._fill(kv)
+        self._fill(kv, at_least)
         self._replace(kv)
 
     def _replace(self, kv: Kv | None) -> None:
@@ -240,7 +263,7 @@ class IndexKeeper:
         if old is not None:
             old.close()
 
-    def _fill(self, kv: Kv) -> None:
+    def _fill(self, kv: Kv, at_least: int) -> None:
         fs = self._timeline.fs
         packs = _Packs(fs, self._root, self._store_id, {})
         reader = ObjectReader(self._root, self._store_id, self._timeline, lambda: kv)
@@ -256,8 +279,9 @@ class IndexKeeper:
             with kv.write() as txn:
                 for seq in numbers[start : start + _ENTRIES_PER_TRANSACTION]:
                     digest = self._apply_one(txn, seq, None, packs, reader)
-        last = numbers[-1] if numbers else 0  # number 0 is taken in every store, even where its file is lost
+        last = max([0, at_least, *numbers[-1:]])  # number 0 is taken in every store, even where its file is lost
         present = set(numbers)
+        digest = digest if last in present else NO_DIGEST
         with kv.write() as txn:
             mark_applied(txn, last, digest, (seq for seq in range(last + 1) if seq not in present))
 
@@ -275,8 +299,11 @@ class _Packs:
         self._root = root
         self._store_id = store_id
         self._known = known
+        self._unreadable: set[bytes] = set()
 
     def size(self, pack_id: bytes) -> int:
+        if pack_id in self._unreadable:
+            return UNREADABLE
         size = self._fs.size(pack_path(self._root, pack_id))
         return -1 if size is None else size
 
@@ -285,5 +312,16 @@ class _Packs:
             return self._known[pack_id]
         try:
             return read_rows(self._fs, self._root, pack_id, self._store_id)[0]
-        except (FileNotFoundError, CorruptionError, StorageError):
+        except (FileNotFoundError, CorruptionError):
             return ()
+        except StorageError as error:
+            if not is_about_file(error):
+                raise
+            self._unreadable.add(pack_id)
+            return ()
+
+    def has_changed(self, pending: Pending) -> bool:
+        """Whether a pack that made an entry pending is another one now, or can be read at last."""
+        if pending.found_size == UNREADABLE:
+            return bool(self.rows(pending.pack_id))
+        return self.size(pending.pack_id) != pending.found_size

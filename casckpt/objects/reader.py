@@ -1,7 +1,7 @@
 """Objects read by address: located, read in pack order, decoded, hashed, and only then believed.
 
-Every byte handed out was hashed against its address (I4). An object may have several places; a bad one is recorded in
-`findings` and the next is tried. Raw payloads are read straight into the caller's memory and hashed while they are
+Every byte handed out was hashed against its address (I4). An object may have several places; after a bad one the next
+is tried. Raw payloads are read straight into the caller's memory and hashed while they are
 in the cache; everything else passes through a scratch buffer per thread.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from casckpt.codec import decode_into
 from casckpt.digest import digest
-from casckpt.errors import CasckptError, CorruptionError, IncompleteError, NotFoundError, StorageError
+from casckpt.errors import CasckptError, CorruptionError, IncompleteError, StorageError, StoreWarning
 from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
 from casckpt.ids import ObjectId, StoreId
 from casckpt.index.kv import Kv, KvReader
@@ -24,7 +25,7 @@ from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import pool
 from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import File
+from casckpt.storage.fs import File, is_out_of_descriptors
 
 _OPEN_PACKS_MAX = 64
 _NOT_A_FILE = (errno.EINVAL, errno.ELOOP)  # a folder, a link: damage of the store, not of the disk
@@ -44,14 +45,6 @@ class Request(NamedTuple):
     tag: int = 0
 
 
-class Finding(NamedTuple):
-    """A place that turned out bad."""
-
-    object_id: ObjectId
-    place: Place
-    reason: str
-
-
 class ObjectReader:
     """Reads for one store handle. Thread-safe."""
 
@@ -63,7 +56,6 @@ class ObjectReader:
         self._files: OrderedDict[int, File] = OrderedDict()
         self._lock = threading.Lock()
         self._local = threading.local()
-        self.findings: list[Finding] = []
 
     # --- small objects ---
 
@@ -71,8 +63,9 @@ class ObjectReader:
         """Plain bytes of one object (a manifest, a structure, a snapshot), verified.
 
         Raises:
-            NotFoundError: the index knows no place for it.
-            CorruptionError, IncompleteError: every place of it is bad; the first reason is given.
+            IncompleteError: the index knows no place for it, or no file of it is here.
+            CorruptionError: every place of it is bad; the first reason is given.
+            StorageError: it could not be read now, which says nothing of its content.
         """
         if txn is None:
             with self._kv().read() as own:
@@ -84,7 +77,7 @@ class ObjectReader:
         if not places:
             snap = txn.get("snaps", object_id)
             if snap is None:
-                raise NotFoundError(
+                raise IncompleteError(
                     f"object {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
                 )
             return self._read_snapshot(object_id, decode_snap(snap).seq)
@@ -111,7 +104,7 @@ class ObjectReader:
         Memory: one chunk of scratch per pool thread.
 
         Raises:
-            CorruptionError, IncompleteError, NotFoundError: with `object_id` and `request_tag`; other
+            CorruptionError, IncompleteError, StorageError: with `object_id` and `request_tag`; other
                 requests may or may not have been filled by then, and none is being filled any more.
         """
         order = sorted(range(len(requests)), key=lambda at: places[at][0][:2] if places[at] else (0, 0))
@@ -148,7 +141,7 @@ class ObjectReader:
     def _read_one(self, request: Request, places: list[Place]) -> None:
         object_id, size, pieces, _ = request
         if not places:
-            raise NotFoundError(
+            raise IncompleteError(
                 f"chunk {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
             )
         if len(pieces) == 1 and pieces[0][0] == 0 and len(pieces[0][1]) == size:
@@ -164,15 +157,19 @@ class ObjectReader:
     def _fetch(
         self, object_id: ObjectId, out: memoryview, places: Sequence[Place], txn: KvReader | None, depth: int
     ) -> None:
-        """Fill `out` from the first good place."""
+        """Fill `out` from the first good place; a bad one is told when another one helps."""
         first: CasckptError | None = None
         for place in places:
             try:
                 self._fetch_from(object_id, out, place, txn, depth)
-                return
             except CasckptError as error:
-                self.findings.append(Finding(object_id, place, str(error)))
                 first = first or error
+                continue
+            if first is not None:
+                warnings.warn(
+                    f"a damaged copy was passed over, another one is good: {first}", StoreWarning, stacklevel=2
+                )
+            return
         assert first is not None
         raise first
 
@@ -263,7 +260,7 @@ class ObjectReader:
     def _open_pack(self, place: Place, txn: KvReader | None) -> File:
         pack_id = self.pack_id(place.pack_no, txn)
         try:
-            return self._timeline.fs.open(pack_path(self._root, pack_id))
+            return self._open(pack_path(self._root, pack_id))
         except FileNotFoundError:
             raise IncompleteError(
                 f"pack {pack_id.hex()} is not here. If a copy of this store is under way, wait for it; "
@@ -275,9 +272,18 @@ class ObjectReader:
                 raise CorruptionError(error.message) from error
             raise
 
+    def _open(self, path: str) -> File:
+        try:
+            return self._timeline.fs.open(path)
+        except StorageError as error:
+            if not is_out_of_descriptors(error):
+                raise
+        self.forget_files()  # those of others are theirs; ours can be opened again
+        return self._timeline.fs.open(path)
+
     def _open_entry(self, seq: int) -> File:
         try:
-            return self._timeline.fs.open(self._timeline.path(seq))
+            return self._open(self._timeline.path(seq))
         except FileNotFoundError:
             raise IncompleteError(
                 f"timeline entry {seq} is not here. If a copy of this store is under way, wait for it; "

@@ -17,7 +17,7 @@ from casckpt.errors import CorruptionError, NotFoundError
 from casckpt.format.entry import Entry, decode_entry
 from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX
-from casckpt.storage.fs import FileSystem, read_file
+from casckpt.storage.fs import FileSystem, is_about_file, read_file
 from casckpt.storage.process import System
 
 SEQ_DIGITS, SHARD_DIGITS = 20, 14
@@ -49,6 +49,7 @@ class Timeline:
         Raises:
             NotFoundError: there is no such number.
             CorruptionError: damaged, or it belongs to another store.
+            StorageError: it could not be read now, which says nothing of its content.
         """
         path = self.path(seq)
         try:
@@ -56,6 +57,8 @@ class Timeline:
         except FileNotFoundError:
             raise NotFoundError(f"timeline entry {seq}: no such file {path}", seq=seq) from None
         except OSError as error:
+            if not is_about_file(error):
+                raise
             raise CorruptionError(f"timeline entry {seq}: {error}", seq=seq, path=path) from error
         entry = decode_entry(data, seq, f"timeline entry {seq}")
         if entry.store_id != self.store_id:
@@ -70,7 +73,11 @@ class Timeline:
         """What the entry after `seq` links to: its digest, that of the damaged bytes, or zeros when it is missing."""
         try:
             data = read_file(self.fs, self.path(seq), ENTRY_SIZE_MAX)
-        except OSError:
+        except FileNotFoundError:
+            return NO_DIGEST
+        except OSError as error:
+            if not is_about_file(error):
+                raise
             return NO_DIGEST
         try:
             return decode_entry(data, seq, "").digest

@@ -116,6 +116,23 @@ def _typed(operation: str, path: str) -> Iterator[None]:
         raise typed_error(error, operation, path) from error
 
 
+_ABOUT_THE_FILE = {errno.EIO, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EFBIG}
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+
+
+def is_about_file(error: OSError) -> bool:
+    """Whether an error says something of the file itself: its medium, its kind, its size.
+
+    Others (too many open files, no memory, no permission) say nothing of the data and may pass: they must never be
+    taken for damage.
+    """
+    return error.errno in _ABOUT_THE_FILE
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    return error.errno in _OUT_OF_DESCRIPTORS
+
+
 def typed_error(error: OSError, operation: str, path: str) -> StorageError:
     """The StorageError for an OSError of `operation` on `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import warnings
+from collections.abc import Callable
+
+import msgspec
 
 from casckpt.errors import (
     AlreadyExistsError,
+    CasckptError,
     CorruptionError,
     IncompleteError,
     InvalidInputError,
     NotFoundError,
     StorageError,
+    StoreWarning,
     UnsupportedFormatError,
 )
 from casckpt.format.document import (
     FORMAT_VERSION,
+    Features,
     StoreDocument,
     decode_document,
     encode_document,
@@ -28,7 +35,7 @@ from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, ENTRY_SIZ
 from casckpt.objects.packs import list_packs
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import VERIFY_MODES
-from casckpt.storage.fs import FileSystem, read_file
+from casckpt.storage.fs import FileSystem, is_about_file, read_file
 from casckpt.storage.process import System
 from casckpt.store.store import Store
 from casckpt.version import __version__
@@ -116,43 +123,87 @@ def find_document(fs: FileSystem, root: str) -> StoreDocument | None:
         IncompleteError: there is part of one, and both copies are missing.
         UnsupportedFormatError: a newer format.
     """
-    first: Exception | None = None
-    try:
-        return decode_document(read_file(fs, f"{root}/{DOCUMENT}", _DOCUMENT_SIZE_MAX), f"{root}/{DOCUMENT}")
-    except FileNotFoundError:
-        pass
-    except (CorruptionError, StorageError) as error:
-        if getattr(error, "errno", None) == errno.ENOTDIR:
-            raise StorageError(
-                f"{root}: not a folder, or below something that is none. Check the path.",
-                path=root,
-                errno=errno.ENOTDIR,
-            ) from error
-        first = error
-    origin = Timeline(root, StoreId(bytes(16)), System(file_system=fs))
-    try:
-        entry = decode_entry(read_file(fs, origin.path(0), ENTRY_SIZE_MAX), 0, "timeline entry 0")
-    except FileNotFoundError:
-        if first is None and not origin.numbers() and next(list_packs(fs, root), None) is None:
+    noted, first = _attempt(lambda: _read_noted(fs, root))
+    logged, second = _attempt(lambda: _read_logged(fs, root))
+    if noted is not None and logged is not None:
+        return _agreed(noted, logged, root)
+    if noted is not None or logged is not None:
+        return noted or logged
+    if isinstance(first, StorageError) and isinstance(second, StorageError):
+        raise first from second  # it is the disk, the name or a permission, not what the files hold
+    if first is None and second is None:
+        if not Timeline(root, StoreId(bytes(16)), System(file_system=fs)).numbers() and not any(list_packs(fs, root)):
             return None  # at most the folders of a store that somebody died making
-    except (CorruptionError, StorageError) as error:
-        if isinstance(first, StorageError) and isinstance(error, StorageError):
-            raise first from error  # it is the disk, the name or a permission, not what the files hold
-        first = first or error
-    else:
-        if isinstance(entry.envelope.body, Create):
-            return decode_document(entry.envelope.body.document, "timeline entry 0")
-    if first is None:
         raise IncompleteError(
             f"{root}: holds parts of a store, but neither {DOCUMENT} nor its copy in timeline entry 0. If a copy is "
             f"under way, wait for it; otherwise copy {DOCUMENT} from any other copy of this store.",
             path=root,
         )
     raise CorruptionError(
-        f"{root}: {DOCUMENT} and its copy in timeline entry 0 are both missing or damaged ({first}). Copy {DOCUMENT} "
-        "back from a backup: any copy of this store has the same one.",
+        f"{root}: {DOCUMENT} and its copy in timeline entry 0 are both missing or damaged ({first or second}). Copy "
+        f"{DOCUMENT} back from a backup: any copy of this store has the same one.",
         path=root,
-    ) from first
+    ) from (first or second)
+
+
+def _attempt(read: Callable[[], StoreDocument | None]) -> tuple[StoreDocument | None, CasckptError | None]:
+    """What was read, or why not; None and None where there is no such file.
+
+    Raises:
+        UnsupportedFormatError: a newer format.
+        StorageError: it could not be read now, which says nothing of its content.
+    """
+    try:
+        return read(), None
+    except FileNotFoundError:
+        return None, None
+    except CorruptionError as error:
+        return None, error
+    except StorageError as error:
+        if not is_about_file(error):
+            raise
+        return None, error
+
+
+def _read_noted(fs: FileSystem, root: str) -> StoreDocument:
+    path = f"{root}/{DOCUMENT}"
+    try:
+        return decode_document(read_file(fs, path, _DOCUMENT_SIZE_MAX), path)
+    except StorageError as error:
+        if error.errno == errno.ENOTDIR:
+            raise StorageError(
+                f"{root}: not a folder, or below something that is none. Check the path.",
+                path=root,
+                errno=errno.ENOTDIR,
+            ) from error
+        raise
+
+
+def _read_logged(fs: FileSystem, root: str) -> StoreDocument | None:
+    origin = Timeline(root, StoreId(bytes(16)), System(file_system=fs))
+    body = decode_entry(read_file(fs, origin.path(0), ENTRY_SIZE_MAX), 0, "timeline entry 0").envelope.body
+    return decode_document(body.document, "timeline entry 0") if isinstance(body, Create) else None
+
+
+def _agreed(noted: StoreDocument, logged: StoreDocument, root: str) -> StoreDocument:
+    """One document of two. The log's has a digest, so it decides who the store is; feature flags only ever grow."""
+    if noted == logged:
+        return noted
+    features = Features(
+        *(
+            sorted({*getattr(noted.features, need), *getattr(logged.features, need)})
+            for need in ("read", "write", "collect")
+        )
+    )
+    if (noted.store_id, noted.chunk_size) != (logged.store_id, logged.chunk_size):
+        warnings.warn(
+            f"{root}/{DOCUMENT} was changed: it says store {noted.store_id[:12]} with chunks of {noted.chunk_size} bytes, "
+            f"the timeline says {logged.store_id[:12]} with {logged.chunk_size}, and is believed. Copy {DOCUMENT} back "
+            "from a backup.",
+            StoreWarning,
+            stacklevel=4,
+        )
+    return msgspec.structs.replace(logged, features=features)
 
 
 def _create(root: str, system: System, chunk_size: int) -> StoreDocument:

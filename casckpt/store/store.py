@@ -39,7 +39,7 @@ from casckpt.state.peek import next_draws
 from casckpt.state.staging import Staging
 from casckpt.storage.process import System
 from casckpt.store.background import Background, SaveHandle
-from casckpt.store.catalog import Catalog, TimelineView, check_name, check_step
+from casckpt.store.catalog import Catalog, check_name, check_step
 from casckpt.store.choose import Choice, Chooser
 from casckpt.store.commit import Committer
 from casckpt.store.compare import Diff, compare
@@ -465,18 +465,6 @@ class Store:
             shown = [each for each in self._all_ids() if not self._catalog.row(each).is_retired]
             return list(self._catalog.readable(shown))
         return self._chooser.view(self._committer.position, branch)
-
-    def _view(self, branch: str | None) -> TimelineView:
-        name = branch or self._committer.position.branch
-        line = self._catalog.line(self.run, name)
-        if not line and branch is not None:
-            raise NotFoundError(f"run {self.run!r} has no branch {branch!r}. Run `casckpt log`.", branch=branch)
-        if not line and self._committer.position.snapshot is not None:
-            # About to open a branch: its line is the one that it forks from.
-            parent = self._catalog.load(self._committer.position.snapshot)
-            stop = self._committer.position.step
-            line = [(n, min(s, stop)) for n, s in self._catalog.line(parent.run, parent.branch)]
-        return TimelineView(self._catalog, self._keeper, line)
 
     def _all_ids(self) -> list[SnapshotId]:
         with self._keeper.kv.read() as txn:

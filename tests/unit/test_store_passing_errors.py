@@ -1,0 +1,150 @@
+"""What cannot be read *now* is not damage: it is never kept as a fact and never makes a restore choose another step."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import casckpt
+from casckpt.errors import StorageError, StoreWarning
+from casckpt.storage.fs import LocalFileSystem, typed_error
+from casckpt.storage.process import System
+from casckpt.store.opening import open_store
+from casckpt.testing.wrapping import Operation, WrappedFileSystem
+
+T = TypeVar("T")
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
+
+
+class Refusing(WrappedFileSystem):
+    """Refuses to open paths that contain `part`, while there is one."""
+
+    def __init__(self, part: str, code: int) -> None:
+        super().__init__(LocalFileSystem())
+        self.part, self.code = part, code
+
+    def perform(self, operation: Operation, act: Callable[[], T]) -> T:
+        if operation.name == "open" and self.part and self.part in operation.path:
+            raise typed_error(OSError(self.code, os.strerror(self.code)), "open", operation.path)
+        return super().perform(operation, act)
+
+
+def noise(seed: int) -> np.ndarray[Any, Any]:
+    return np.frombuffer(np.random.default_rng(seed).bytes(200_000), np.uint8)
+
+
+@pytest.fixture
+def three_steps(store_path: Path) -> Path:
+    with casckpt.open(store_path, create=True) as store:
+        for step in (1, 2, 3):
+            store.commit(step, {"a": noise(step)})
+    return store_path
+
+
+def test_every_step_restores_in_the_store_as_it_was_made(three_steps: Path) -> None:
+    with casckpt.open(three_steps) as store:
+        for step in (1, 2, 3):
+            assert store.restore(step)["a"].tobytes() == noise(step).tobytes()
+
+
+@pytest.mark.parametrize("part", ["/packs/", "/timeline/"])
+@pytest.mark.parametrize("code", PASSING)
+def test_a_refused_read_during_a_rebuild_is_raised_and_leaves_no_trace(three_steps: Path, part: str, code: int) -> None:
+    shutil.rmtree(three_steps / "index")
+    with pytest.raises(StorageError) as caught:
+        open_store(three_steps, system=System(file_system=Refusing(part, code)))
+    assert caught.value.errno == code
+    with casckpt.open(three_steps) as store:
+        assert store.verify().ok
+        assert store.restore()["a"].tobytes() == noise(3).tobytes()
+
+
+@pytest.mark.parametrize("part", ["/packs/", "/timeline/"])
+def test_a_medium_error_during_a_rebuild_is_looked_at_again_when_the_store_is_opened(
+    three_steps: Path, part: str
+) -> None:
+    shutil.rmtree(three_steps / "index")
+    disk = Refusing(part, errno.EIO)
+    if part == "/timeline/":
+        disk.part = f"/{3:020d}"
+    with open_store(three_steps, system=System(file_system=disk)) as store:
+        assert not store.verify().ok
+    with casckpt.open(three_steps) as store:
+        assert store.verify().ok
+        assert store.restore(3)["a"].tobytes() == noise(3).tobytes()
+
+
+def test_few_descriptors_are_enough_for_many_packs(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True) as store:
+        for step in range(40):
+            store.commit(step, {f"part{step}": noise(step)}, inherit=[f"part{n}" for n in range(step)])
+    program = f"""
+import casckpt
+with casckpt.open({str(store_path)!r}) as store:
+    print(len(store.restore(39, allow_mixed=True)))
+"""
+    limit = 32
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, preexec_fn=limited, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "40"), done.stderr
+
+
+def test_the_log_decides_who_the_store_is_when_its_document_was_changed(three_steps: Path) -> None:
+    path = three_steps / "casckpt.json"
+    document = json.loads(path.read_text())
+    good = path.read_text()
+    wrong = ("0" if document["store_id"][0] != "0" else "1") + document["store_id"][1:]
+    path.write_text(json.dumps({**document, "store_id": wrong}))
+    with pytest.warns(StoreWarning, match="was changed"), casckpt.open(three_steps) as store:
+        store.commit(4, {"a": noise(4)})
+    path.write_text(good)
+    with casckpt.open(three_steps) as store:
+        assert store.steps() == [1, 2, 3, 4]
+        assert store.verify().ok
+
+
+def test_flags_of_either_document_count(three_steps: Path) -> None:
+    path = three_steps / "casckpt.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "features": {"read": ["of-tomorrow"], "write": [], "collect": []}}))
+    with pytest.raises(casckpt.UnsupportedFormatError, match="of-tomorrow"):
+        casckpt.open(three_steps)
+
+
+def test_a_newest_entry_that_vanished_stays_reported_and_its_number_is_not_used_again(three_steps: Path) -> None:
+    (three_steps / "timeline" / f"{0:014d}" / f"{3:020d}").unlink()
+    with pytest.warns(StoreWarning, match="entry 3"), casckpt.open(three_steps) as store:
+        assert store.steps() == [1, 2]
+    with casckpt.open(three_steps) as store:
+        report = store.verify()
+        assert not report.ok and any("entry 3" in problem.message for problem in report.problems)
+        assert store.commit(3, {"a": noise(30)}).seq == 4
+
+
+def test_an_index_that_is_overwritten_under_an_open_handle_is_replaced(three_steps: Path) -> None:
+    with casckpt.open(three_steps) as store:
+        (data,) = (three_steps / "index").glob("*/data.mdb")
+        size = data.stat().st_size
+        with data.open("r+b") as file:
+            file.write(b"\xff" * size)
+        with pytest.warns(StoreWarning, match="index"):
+            assert store.restore(2)["a"].tobytes() == noise(2).tobytes()
+            store.commit(4, {"a": noise(4)})
+    with casckpt.open(three_steps) as store:
+        assert store.steps() == [1, 2, 3, 4]
