@@ -189,16 +189,14 @@ def _agreed(noted: StoreDocument, logged: StoreDocument, root: str) -> StoreDocu
     """One document of two. The log's has a digest, so it decides who the store is; feature flags only ever grow."""
     if noted == logged:
         return noted
+    one, other = noted.features, logged.features
     features = Features(
-        *(
-            sorted({*getattr(noted.features, need), *getattr(logged.features, need)})
-            for need in ("read", "write", "collect")
-        )
+        sorted({*one.read, *other.read}), sorted({*one.write, *other.write}), sorted({*one.collect, *other.collect})
     )
     if (noted.store_id, noted.chunk_size) != (logged.store_id, logged.chunk_size):
         warnings.warn(
-            f"{root}/{DOCUMENT} was changed: it says store {noted.store_id[:12]} with chunks of {noted.chunk_size} bytes, "
-            f"the timeline says {logged.store_id[:12]} with {logged.chunk_size}, and is believed. Copy {DOCUMENT} back "
+            f"{root}/{DOCUMENT} was changed: it says store {noted.store_id[:12]} with chunks of {noted.chunk_size} "
+            f"bytes, the timeline says {logged.store_id[:12]} with {logged.chunk_size}, and is believed. Copy {DOCUMENT} back "
             "from a backup.",
             StoreWarning,
             stacklevel=4,
