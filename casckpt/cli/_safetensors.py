@@ -1,66 +1,32 @@
-"""A safetensors file written piece by piece, so that a component need not fit into memory twice.
+"""The only door to safetensors: which leaves its format can say, and a component's tensors as one file.
 
-::
-
-    8 bytes  header size, u64 little-endian
-    header   JSON: name → {"dtype", "shape", "data_offsets": [start, stop]}, padded with spaces to 8 bytes
-    data     tensors one after the other in C order, without gaps
-
-The format is that of huggingface/safetensors (README, "Format"). Its own writers take a dict of whole tensors; the
-tests read our files with its readers. Tensors are ordered by element size, largest first, so that each starts at a
-multiple of its own.
+What the format has no element type for is written as its bytes, and complex numbers as pairs of reals; the JSON beside
+the file says so. The library writes, we only make its result durable. Its torch half loads torch, so it is imported
+when there is something to write, not for `--help`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
-from typing import BinaryIO
+import functools
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-DTYPES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-}  # those that every reader since 0.4 knows, with their element sizes in bytes
+from casckpt.errors import StorageError
 
-_TORCH = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float64": "F64",
-}
-_NUMPY = {"b": "BOOL", "i": "I", "u": "U", "f": "F"}
-_COMPLEX = {"complex32": "F16", "complex64": "F32", "complex128": "F64", "<c8": "F32", "<c16": "F64"}
+_EXACT = frozenset(  # torch's names of the element types that readers since 0.4 know
+    (
+        *("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "int16", "uint16", "float16", "bfloat16"),
+        *("int32", "uint32", "float32", "int64", "uint64", "float64"),
+    )
+)
+_NUMPY = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
+_REALS = {"complex32": "float16", "complex64": "float32", "complex128": "float64", "<c8": "float32", "<c16": "float64"}
 
 
-@dataclass(frozen=True)
-class TensorForm:
-    """How a leaf is written: dtype and shape in the file, and what these are of it.
+class TensorForm(NamedTuple):
+    """How a leaf is written: torch's dtype and the shape of the tensor in the file, and what these are of the leaf.
 
     `meaning` is "exact" (the same elements), "real pairs" (a complex number is two reals along a last axis), or "bytes"
     (an element type that the format lacks: its raw bytes, in C order).
@@ -70,60 +36,66 @@ class TensorForm:
     shape: tuple[int, ...]
     meaning: str
 
-    @property
-    def size_bytes(self) -> int:
-        return prod(self.shape) * DTYPES[self.dtype]
-
 
 def form_of(kind: str, dtype: str, shape: tuple[int, ...], size_bytes: int) -> TensorForm:
     """The form of a leaf of `size_bytes` bytes."""
-    name = _TORCH.get(dtype) if kind == "torch" else _numpy_name(dtype) if kind == "numpy" else None
-    if name is not None:
+    name = dtype if kind == "torch" else _numpy_name(dtype) if kind == "numpy" else ""
+    if name in _EXACT and _is_writable(name):
         return TensorForm(name, shape, "exact")
-    if dtype in _COMPLEX:
-        return TensorForm(_COMPLEX[dtype], (*shape, 2), "real pairs")
-    return TensorForm("U8", (size_bytes,), "exact" if kind == "bytes" else "bytes")
+    if dtype in _REALS:
+        return TensorForm(_REALS[dtype], (*shape, 2), "real pairs")
+    return TensorForm("uint8", (size_bytes,), "exact" if kind == "bytes" else "bytes")
 
 
-def _numpy_name(dtype: str) -> str | None:
-    """The name of a little-endian or single-byte numpy type; None for others."""
+def _numpy_name(dtype: str) -> str:
+    """Torch's name of a little-endian or single-byte numpy type; "" for others."""
     if len(dtype) < 3 or dtype[0] not in "<|" or dtype[1] not in _NUMPY or not dtype[2:].isdigit():
-        return None
+        return ""
     name = _NUMPY[dtype[1]]
-    name = name if name == "BOOL" else f"{name}{8 * int(dtype[2:])}"
-    return name if name in DTYPES else None
+    return name if name == "bool" else f"{name}{8 * int(dtype[2:])}"
 
 
-def order(forms: Mapping[str, TensorForm]) -> list[str]:
-    """Names in the order in which the data must be written."""
-    return sorted(forms, key=lambda name: -DTYPES[forms[name].dtype])  # stable: equal sizes keep their order
+@functools.cache
+def _is_writable(dtype: str) -> bool:
+    """Whether the library here writes this type: 0.4 does not know torch's wider unsigned integers."""
+    import safetensors.torch
+
+    from casckpt.state import _torch
+
+    try:
+        safetensors.torch.save({"probe": _torch.tensor_over(memoryview(bytearray(8)), dtype, (-1,))})
+    except KeyError:
+        return False
+    return True
 
 
-def write(file: BinaryIO, forms: Mapping[str, TensorForm], data: Iterable[memoryview], about: Mapping[str, str]) -> int:
-    """Write a whole file; returns its size in bytes.
+def tensor(form: TensorForm, data: memoryview) -> Any:
+    """The tensor to be written for a leaf, over its writable bytes in C order; nothing is copied."""
+    from casckpt.state import _torch
+
+    return _torch.tensor_over(data, form.dtype, form.shape)
+
+
+def write(path: str, tensors: Mapping[str, Any], about: Mapping[str, str]) -> int:
+    """Write a new file, durable when this returns; returns its size in bytes.
 
     Args:
-        file: open for writing, empty.
-        forms: by name.
-        data: bytes of each tensor in the order of `order(forms)`; consumed one by one.
+        path: in a folder of the caller's own: the library writes under another name first.
+        tensors: by name; no two over the same bytes.
         about: text for `__metadata__`.
+
+    Raises:
+        StorageError: the library could not write; its message says why.
     """
-    names = order(forms)
-    header: dict[str, object] = {"__metadata__": dict(about)}
-    position = 0
-    for name in names:
-        stop = position + forms[name].size_bytes
-        header[name] = {
-            "dtype": forms[name].dtype,
-            "shape": list(forms[name].shape),
-            "data_offsets": [position, stop],
-        }
-        position = stop
-    encoded = json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    file.write(len(encoded).to_bytes(8, "little") + encoded)
-    for name, piece in zip(names, data, strict=True):
-        if len(piece) != forms[name].size_bytes:
-            raise ValueError(f"{name}: {len(piece)} bytes, its form has {forms[name].size_bytes}")
-        file.write(piece)
-    return 8 + len(encoded) + position
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    try:
+        safetensors.torch.save_file(dict(tensors), path, dict(about))
+    except SafetensorError as error:
+        raise StorageError(f"{path}: {error}. Free space, or export into another folder.", path=path) from error
+    folder_mode = os.stat(os.path.dirname(path)).st_mode
+    os.chmod(path, stat.S_IMODE(folder_mode) & 0o666)  # 0.8 leaves it readable by the owner alone, whatever the umask
+    with open(path, "r+b") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size

@@ -10,6 +10,9 @@
 A tensor's name is its path inside the component. Memory that leaves share is written once: a leaf whose elements are
 all those of another one has its name; views that overlap in part are written each for itself, and the JSON says where
 they lie in one block. The folder appears whole or not at all.
+
+Components are written one after the other; the memory that takes is the largest of them, once more for what of it is
+strided or overlaps. Releases of safetensors that copy before they write (0.4 does) take it once more.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from urllib.parse import quote
 import click
 
 from casckpt.cli import _safetensors
-from casckpt.cli._safetensors import TensorForm
 from casckpt.cli._screen import (
     chosen_run,
     json_option,
@@ -44,7 +46,7 @@ from casckpt.cli._text import plural, size
 from casckpt.cli._tree import tree_node
 from casckpt.digest import digest
 from casckpt.errors import AlreadyExistsError, NotFoundError
-from casckpt.limits import BATCH_SIZE
+from casckpt.state.gather import gather
 
 if TYPE_CHECKING:
     from casckpt.store.contents import Contents
@@ -204,7 +206,7 @@ class _Component:
         self._leaves = contents.structure.leaves
         self._names: dict[int, str] = {}  # leaf → tensor name
         self._facts: dict[str, dict[str, Any]] = {}
-        self._forms: dict[str, TensorForm] = {}
+        self._forms: dict[str, _safetensors.TensorForm] = {}
         self._index: dict[str, int] = {}  # tensor name → leaf
         self._collect(paths)
 
@@ -242,15 +244,12 @@ class _Component:
         return unique
 
     def write(self, folder: str, stem: str, step: int) -> dict[str, Any]:
-        """Both files, synced; returns their names and sizes."""
+        """Both files, synced; returns their names and sizes. Memory: see `_data`."""
         self._note_overlaps()
         tree = tree_node(self._contents.structure, self._contents.scalars(), self._names.get)
         tensors, document = f"{stem}.safetensors", f"{stem}.json"
         about = {"format": "pt", "component": self._name, "tree": document}
-        with open(os.path.join(folder, tensors), "xb") as file:
-            written = _safetensors.write(file, self._forms, self._data(), about)
-            file.flush()
-            os.fsync(file.fileno())
+        written = _safetensors.write(os.path.join(folder, tensors), self._data(), about)
         whole = {"component": self._name, "step": step, "tensors": self._facts, "tree": tree}
         _write_json(os.path.join(folder, document), whole)
         return {"tensors": tensors, "tree": document, "bytes": written}
@@ -267,32 +266,23 @@ class _Component:
                     place = {"block": block, "offset_bytes": leaf.offset, "strides": leaf.strides}
                     self._facts[name]["overlaps"] = {"with": [other for other in names if other != name], **place}
 
-    def _data(self) -> Iterator[memoryview]:
-        """Bytes of the tensors in file order. Memory: blocks of one batch, at most BATCH_SIZE or one block."""
-        from casckpt.state.gather import gather
+    def _data(self) -> dict[str, Any]:
+        """The tensors to be written, by name: views of the component's blocks where their bytes lie so.
 
-        names = _safetensors.order(self._forms)
-        memory: dict[int, memoryview] = {}
-        for at, name in enumerate(names):
-            leaf = self._leaves[self._index[name]]
-            if leaf.block >= 0 and leaf.block not in memory:
-                memory.clear()
-                memory = self._contents.read_blocks(self._next_blocks(names[at:]))
-            yield gather(leaf, memory.get(leaf.block, memoryview(b"")))
-
-    def _next_blocks(self, names: Sequence[str]) -> list[int]:
-        blocks: dict[int, int] = {}
-        for name in names:
-            block = self._leaves[self._index[name]].block
-            if block >= 0:
-                total = sum(blocks.values()) + self._contents.structure.blocks[block][0]
-                if blocks and block not in blocks and total > BATCH_SIZE:
-                    break
-                blocks[block] = self._contents.structure.blocks[block][0]
-        return list(blocks)
+        Memory: the blocks of the wanted leaves, and copies of those that are strided or overlap others.
+        """
+        memory = self._contents.read_blocks({self._leaves[at].block for at in self._index.values()} - {-1})
+        found = {}
+        for name, index in self._index.items():
+            leaf = self._leaves[index]
+            data = gather(leaf, memory.get(leaf.block, memoryview(b"")))
+            if data.readonly or "overlaps" in self._facts[name]:  # the library refuses two tensors over one memory
+                data = memoryview(bytearray(data))
+            found[name] = _safetensors.tensor(self._forms[name], data)
+        return found
 
 
-def _tensor_facts(kind: str, leaf: Any, form: TensorForm) -> dict[str, Any]:
+def _tensor_facts(kind: str, leaf: Any, form: _safetensors.TensorForm) -> dict[str, Any]:
     facts = {"paths": [], "kind": kind, "dtype": leaf.dtype, "shape": list(leaf.shape), "stored_as": form.meaning}
     if leaf.flags:
         from casckpt.format.structure import PARAMETER, REQUIRES_GRAD

@@ -232,6 +232,13 @@ def tensor_in(buffer: torch.Tensor | None, start: int, leaf: Leaf, device: Any) 
     return made.requires_grad_() if leaf.flags & REQUIRES_GRAD else made
 
 
+def tensor_over(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor whose elements in C order are all of `memory` (writable bytes), which it keeps alive."""
+    if not memory:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+    return torch.frombuffer(memory, dtype=torch.uint8).view(DTYPES[dtype]).reshape(shape)
+
+
 def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):

@@ -42,7 +42,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "zstandard": ("casckpt.codec.zstd",),
     "torch": ("casckpt.state._torch", "casckpt.demo"),
     "numpy": ("casckpt.codec", "casckpt.state", "casckpt.demo", "casckpt.testing"),
-    "safetensors": ("casckpt.cli",),
+    "safetensors": ("casckpt.cli._safetensors",),
     "click": ("casckpt.cli", "casckpt.demo"),
     "rich": ("casckpt.cli", "casckpt.demo"),
     "gymnasium": ("casckpt.demo",),
