@@ -1,0 +1,29 @@
+"""The table of cases names every case once, and only tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+TABLE = (TESTS.parent / "docs" / "design" / "cases.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (S\d\d) \| (.+?) \| (.+) \|$", TABLE, flags=re.MULTILINE)
+
+
+@cache
+def names_in(path: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_every_case_has_a_row_and_a_test() -> None:
+    assert [case for case, _, _ in ROWS] == [f"S{number:02d}" for number in range(1, 44)]
+    assert [case for case, _, shown in ROWS if "::test_" not in shown] == []
+
+
+def test_every_test_that_the_table_names_exists() -> None:
+    named = [(path, name) for _, _, shown in ROWS for path, name in re.findall(r"`([\w/.]+)::(\w+)`", shown)]
+    assert len(named) > 80
+    assert [(path, name) for path, name in named if name not in names_in(path)] == []
