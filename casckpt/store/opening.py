@@ -196,8 +196,8 @@ def _agreed(noted: StoreDocument, logged: StoreDocument, root: str) -> StoreDocu
     if (noted.store_id, noted.chunk_size) != (logged.store_id, logged.chunk_size):
         warnings.warn(
             f"{root}/{DOCUMENT} was changed: it says store {noted.store_id[:12]} with chunks of {noted.chunk_size} "
-            f"bytes, the timeline says {logged.store_id[:12]} with {logged.chunk_size}, and is believed. Copy {DOCUMENT} back "
-            "from a backup.",
+            f"bytes, the timeline says {logged.store_id[:12]} with {logged.chunk_size}, and is believed. Copy "
+            f"{DOCUMENT} back from a backup.",
             StoreWarning,
             stacklevel=4,
         )
