@@ -5,7 +5,7 @@ which looks for the next number and, when it is there, applies it and all that f
 
 When the index on disk cannot be trusted it is rebuilt into a new generation while others go on with theirs. When
 it cannot be written (read-only store, full disk) the same rows are made in memory. After a commit point nothing here
-raises: the index is *stale* until the next `catch_up` succeeds.
+raises: a warning says so, and the next `catch_up` applies what is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class IndexKeeper:
         self._lock = threading.RLock()
         self._kv: Kv | None = None
         self.reader = ObjectReader(root, store_id, timeline, lambda: self.kv)
-        self.stale_reason: str | None = None
 
     @property
     def kv(self) -> Kv:
@@ -119,9 +118,7 @@ class IndexKeeper:
         """`catch_up` that never raises: the commit stands whatever happens to the index."""
         try:
             self.catch_up(own, rows)
-            self.stale_reason = None
         except (CasckptError, OSError, MemoryError) as error:
-            self.stale_reason = str(error)
             warnings.warn(
                 f"step committed; the index will catch up at the next operation ({error})", StoreWarning, stacklevel=3
             )
