@@ -14,9 +14,10 @@ from casckpt.format.structure import leaf_places, opaque_paths
 from casckpt.state.build import Assembly
 from casckpt.state.capture import Captured, capture
 from casckpt.state.diff import diff_leaf
+from casckpt.state.differences import mismatch
 from casckpt.state.rng import RngState
 from casckpt.state.staging import Staging
-from casckpt.state.target import Cast, Target, mismatch
+from casckpt.state.target import Cast, Target
 from casckpt.state.values import StoredEnum
 
 __all__ = [

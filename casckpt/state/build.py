@@ -113,12 +113,23 @@ def _pad_of(leaves: list[Leaf]) -> int:
 
 
 class Builder:
-    """Builds values from nodes, given the leaves and the scalars."""
+    """Builds values from nodes, given the leaves and the scalars.
 
-    def __init__(self, memory: LeafMemory, values: list[Any], chosen: list[bool] | None = None) -> None:
+    `live_leaves` are the objects of leaves that are filled in place: new values beside them refer to these objects.
+    """
+
+    def __init__(
+        self,
+        memory: LeafMemory,
+        values: list[Any],
+        chosen: list[bool] | None = None,
+        live_leaves: dict[int, Any] | None = None,
+    ) -> None:
         self._memory = memory
         self.values = values
         self._chosen = chosen  # by place, in tree order; None: all
+        self._live_leaves = live_leaves or {}
+        self._find_leaf = memory.leaf
         self._place = 0
         self._scalar = 0
 
@@ -128,12 +139,23 @@ class Builder:
         self._place = 0
         return self._node(node)
 
+    def build_new(self, node: Node, first_scalar: int) -> Any:
+        """The value of a node as part of a live tree: a leaf that is filled in place is that live object."""
+        self._find_leaf = self._live_or_stored
+        try:
+            return self.build(node, first_scalar)
+        finally:
+            self._find_leaf = self._memory.leaf
+
+    def _live_or_stored(self, index: int) -> Any:
+        return self._live_leaves[index] if index in self._live_leaves else self._memory.leaf(index)
+
     def _node(self, node: Node) -> Any:
         if node is None:
             self._scalar += 1
             return self.values[self._scalar - 1] if self._is_chosen() else _SKIPPED
         if isinstance(node, int):
-            return self._memory.leaf(node) if self._is_chosen() else _SKIPPED
+            return self._find_leaf(node) if self._is_chosen() else _SKIPPED
         if isinstance(node, Opaque):
             return self._unpickle(node) if self._is_chosen() else _SKIPPED
         if isinstance(node, Rng):

@@ -7,14 +7,12 @@ new value that the parent container stores.
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from casckpt.format.structure import (
-    Leaf,
     Mapping,
     Node,
     Opaque,
@@ -28,9 +26,11 @@ from casckpt.format.structure import (
 )
 from casckpt.state import rng
 from casckpt.state.build import Builder
-from casckpt.state.inplace import LiveLeaf, describe_live
-from casckpt.state.values import StoredEnum, to_foreign
-from casckpt.state.walk import is_checkpointable, is_namedtuple, is_plain_sequence, type_name
+from casckpt.state.differences import Difference
+from casckpt.state.inplace import LiveLeaf, describe_live, is_writable, shown
+from casckpt.state.optimizers import group_differences, is_optimizer
+from casckpt.state.scalar_places import ScalarPlace, is_scalar, put_scalar
+from casckpt.state.walk import is_checkpointable, is_namedtuple, type_name
 
 Fill = Callable[[Builder], Any]
 
@@ -42,37 +42,33 @@ class Filling(NamedTuple):
     is_in_place: bool = True
 
 
-class Difference(NamedTuple):
-    """Something that the snapshot and the live object do not agree on."""
-
-    path: str
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: expected {self.expected}, found {self.found}"
-
-
 class Fit:
-    """The walk. Afterwards `differences`, `entries`, `staged` and `checks` are complete.
+    """The walk. Afterwards all attributes are complete.
 
     Attributes:
+        differences: all that the structure tells.
+        scalar_places: live places of scalars, to be compared once the scalars are known.
         entries: live tensors and arrays that take a leaf in place.
         staged: leaves that are needed as values.
+        new_leaves: those of them that become new values in plain containers, each with its first path.
         checks: what can only be compared once the scalars are known; each raises MismatchError.
         last: fillings of generators and of objects with `restore_last`, to run after all others.
         skipped_scalars: those that have no place in the live object.
     """
 
-    def __init__(self, structure: Structure, copy: Callable[[int], None], *, strict: bool, cast: bool) -> None:
+    def __init__(
+        self, structure: Structure, copy: Callable[[LiveLeaf], None], *, strict: bool, cast: bool, first_scalar: int = 0
+    ) -> None:
         self._structure = structure
-        self._copy = copy  # copies entry n, if its block is not direct
+        self._copy = copy  # copies an entry, if its block is not direct
         self._strict = strict
         self._cast = cast
-        self._scalar = 0
+        self._scalar = first_scalar
         self.differences: list[Difference] = []
+        self.scalar_places: list[ScalarPlace] = []
         self.entries: list[LiveLeaf] = []
         self.staged: set[int] = set()
+        self.new_leaves: dict[int, str] = {}
         self.checks: list[Fill] = []
         self.last: list[Fill] = []
         self.skipped_scalars: set[int] = set()
@@ -83,22 +79,26 @@ class Fit:
             return self._checkpointable(live, node, path)
         if node is None:
             return self._scalar_place(live, path)
+        if live is None or isinstance(node, Opaque):
+            return self._value(node, path)
         if isinstance(node, int):
             return self._leaf(live, node, path)
         if isinstance(node, Rng):
             return self._generator(live, node, path)
-        if isinstance(node, Opaque):
-            return self._value(node)
         return self._container(live, node, path)
 
-    def differ(self, path: str, expected: str, found: str) -> Filling:
-        self.differences.append(Difference(path, expected, found))
+    def differ(self, path: str, expected: str, found: str, accepted_by: str = "") -> Filling:
+        self.differences.append(Difference(path, expected, found, accepted_by))
         return Filling(lambda builder: None)
 
-    def _value(self, node: Node) -> Filling:
-        """A place that takes the stored value as a new object."""
-        at = self._stage(node)
-        return Filling(lambda builder: builder.build(node, at), is_in_place=False)
+    def _value(self, node: Node, path: str) -> Filling:
+        """A place that takes the stored value as a new object; a leaf that goes into a live one too is that one."""
+        at, leaves = self._scalar, set[int]()
+        self._scalar += _count(node, leaves)
+        self.staged |= leaves
+        for leaf in leaves:
+            self.new_leaves.setdefault(leaf, path)
+        return Filling(lambda builder: builder.build_new(node, at), is_in_place=False)
 
     def _stage(self, node: Node) -> int:
         """Ask for all leaves under a node as values; its first scalar."""
@@ -117,27 +117,34 @@ class Fit:
     def _scalar_place(self, live: Any, path: str) -> Filling:
         position = self._scalar
         self._scalar += 1
-        if not _is_scalar(live):
-            return self.differ(path, "a scalar", f"a {type_name(live)}")
-        return Filling(lambda builder: _put_scalar(live, builder.values[position]), is_in_place=False)
+        may_empty = type(live) in (list, deque) and not is_scalar(live) and not _holds_objects(live)
+        self.scalar_places.append(ScalarPlace(position, live, path, may_empty))
+        return Filling(lambda builder: put_scalar(live, builder.values[position]), is_in_place=False)
 
-    def _leaf(self, live: Any, index: int, path: str) -> Filling:
+    def _leaf(self, live: Any, index: int, path: str, *, is_replaceable: bool = True) -> Filling:
+        """A leaf in its live memory; in a plain container, one of another shape may become a new value."""
         leaf = self._structure.leaves[index]
         if leaf.kind == "bytes":
-            return self._value(index) if type(live) is bytes else self.differ(path, "bytes", f"a {type_name(live)}")
+            if type(live) is bytes:
+                return self._value(index, path)
+            return self.differ(path, "bytes", f"a {type_name(live)}")
         extent = describe_live(live, leaf.kind)
         if extent is None:
-            return self.differ(path, _shown(leaf), f"a {type_name(live)}")
+            return self.differ(path, shown(leaf), f"a {type_name(live)}")
         _, dtype, shape, strides, _ = extent[0]
-        if tuple(shape) != leaf.shape or (dtype != leaf.dtype and not self._cast):
-            return self.differ(path, _shown(leaf), f"{dtype}{list(shape)}")
-        if not _is_writable(live, leaf, strides):
+        if tuple(shape) != leaf.shape:
+            if is_replaceable and not self._strict:
+                return self._value(index, path)
+            return self.differ(path, shown(leaf), f"{dtype}{list(shape)}", "strict=False" if is_replaceable else "")
+        if dtype != leaf.dtype and not self._cast:
+            return self.differ(path, shown(leaf), f"{dtype}{list(shape)}", "cast=True")
+        if not is_writable(live, leaf, strides):
             return self.differ(path, "memory that can be written", "a read-only or expanded view")
-        number = len(self.entries)
-        self.entries.append(LiveLeaf(index, live, extent, path))
+        entry = LiveLeaf(index, live, extent, path)
+        self.entries.append(entry)
 
         def fill(builder: Builder) -> Any:
-            self._copy(number)
+            self._copy(entry)
             return live
 
         return Filling(fill)
@@ -155,6 +162,8 @@ class Fit:
                 return self._differ_kind(live, node, path, f"a namedtuple of {', '.join(node.fields)}")
         elif type(live).__name__ != kind:
             return self._differ_kind(live, node, path, kind)
+        elif not isinstance(live, tuple) and _is_history(live, node):
+            return self._history(live, node, path)
         if len(live) != len(node.children):
             return self._differ_kind(live, node, path, f"{len(node.children)} items", f"{len(live)} items")
         fillings = [
@@ -165,6 +174,44 @@ class Fit:
             return _tuple_filling(live, fillings)
         return Filling(lambda builder: _fill_items(live, fillings, builder))
 
+    def _history(self, live: Any, node: Sequence, path: str) -> Filling:
+        """A list or deque that takes the snapshot's length: elements that fit are filled, others are new values."""
+        if isinstance(live, deque) and live.maxlen != node.maxlen:
+            return self._value(node, path)
+        fillings = []
+        for position, child in enumerate(node.children):
+            at = join_path(path, position)
+            fillings.append(
+                self._element(live[position], child, at) if position < len(live) else self._value(child, at)
+            )
+
+        def fill(builder: Builder) -> Any:
+            values = [filling.fill(builder) for filling in fillings]
+            live.clear()
+            live.extend(values)
+            return live
+
+        return Filling(fill)
+
+    def _element(self, live: Any, node: Node, path: str) -> Filling:
+        if node is None:
+            position = self._scalar
+            self._scalar += 1
+            return Filling(lambda builder: put_scalar(live, builder.values[position]), is_in_place=False)
+        trial = Fit(self._structure, self._copy, strict=self._strict, cast=self._cast, first_scalar=self._scalar)
+        filling = trial.fit(live, node, path)
+        if trial.differences:
+            return self._value(node, path)
+        self._scalar = trial._scalar
+        self.scalar_places += trial.scalar_places
+        self.entries += trial.entries
+        self.staged |= trial.staged
+        for leaf, at in trial.new_leaves.items():
+            self.new_leaves.setdefault(leaf, at)
+        self.checks += trial.checks
+        self.last += trial.last
+        return filling
+
     def _differ_kind(self, live: Any, node: Node, path: str, expected: str, found: str | None = None) -> Filling:
         self._skip(node)
         return self.differ(path, expected, found or f"a {type_name(live)}")
@@ -173,20 +220,22 @@ class Fit:
         keys = keys_of(node)
         fillings = []
         for key, child in zip(keys, node.children, strict=True):
+            at = join_path(path, key)
             if key in live:
-                fillings.append((key, self.fit(live[key], child, join_path(path, key))))
-            else:
+                fillings.append((key, self.fit(live[key], child, at)))
+            elif self._strict:
                 self._skip(child)
-                if self._strict:
-                    self.differ(join_path(path, key), "a place for it", "nothing of this name")
+                self.differ(at, "a place for it", "nothing of this name", "strict=False")
+            else:
+                fillings.append((key, self._value(child, at)))
         if self._strict:
             for key in live.keys() - set(keys):
-                self.differ(join_path(path, key), "nothing of this name", f"a {type_name(live[key])}")
+                self.differ(join_path(path, key), "nothing of this name", f"a {type_name(live[key])}", "strict=False")
 
         def fill(builder: Builder) -> Any:
             for key, filling in fillings:
                 value = filling.fill(builder)
-                if value is not live[key]:
+                if key not in live or value is not live[key]:
                     live[key] = value
             return live
 
@@ -224,6 +273,10 @@ class Fit:
         from casckpt.state import _torch
 
         groups, groups_at = _child_of(node, at, "param_groups")
+        differences = group_differences(live, groups, path)
+        if differences:
+            self.differences += differences
+            return Filling(lambda builder: live)
 
         def check(builder: Builder) -> None:
             _torch.check_optimizer(live, builder.build(groups, groups_at), path)
@@ -247,16 +300,16 @@ class Fit:
         fillings = []
         for key, child in zip(keys_of(node), node.children, strict=True):
             if key in state and isinstance(child, int) and _torch.is_in(state[key], owned):
-                fillings.append(self.fit(state[key], child, join_path(path, key)))
+                fillings.append(self._leaf(state[key], child, join_path(path, key), is_replaceable=False))
             elif key in state:
                 rest.append((key, child, self._stage(child)))
             else:
                 self._skip(child)
                 if self._strict:
-                    self.differ(join_path(path, key), "a place for it", "nothing of this name")
+                    self.differ(join_path(path, key), "a place for it", "nothing of this name", "strict=False")
         if self._strict:
             for key in state.keys() - set(keys_of(node)):
-                self.differ(join_path(path, key), "nothing of this name", f"a {type_name(state[key])}")
+                self.differ(join_path(path, key), "nothing of this name", f"a {type_name(state[key])}", "strict=False")
 
         def fill(builder: Builder) -> Any:
             for filling in fillings:
@@ -276,11 +329,6 @@ def is_module(live: Any) -> bool:
 
 def _has_own(live: Any, base: type) -> bool:
     return type(live).load_state_dict is base.load_state_dict  # type: ignore[attr-defined]
-
-
-def is_optimizer(live: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(live, torch.optim.Optimizer)
 
 
 def _load(live: Any, state: Any) -> Any:
@@ -313,32 +361,28 @@ def _count(node: Node, leaves: set[int]) -> int:
     return sum(_count(child, leaves) for child in node.children)
 
 
-def _is_scalar(live: Any) -> bool:
-    if type(live) in (list, tuple, deque):
-        return is_plain_sequence(live)
-    if live is None or type(live) in (int, float, bool, str, bytes, complex, set, frozenset):
-        return True
-    try:
-        return to_foreign(live) is not None
-    except ValueError:
-        return False
+def _is_history(live: Any, node: Sequence) -> bool:
+    """Whether a live list or deque takes the snapshot's length.
+
+    A list of the same length may be a row of places, and is compared as one. One that holds objects with a state or
+    an identity of their own keeps its length, since a new value would not be such an object.
+    """
+    is_row = isinstance(live, list) and len(live) == len(node.children)
+    return not is_row and not _holds_objects(live)
 
 
-def _put_scalar(live: Any, value: Any) -> Any:
-    """What stands at a scalar's place afterwards: a live list, set or deque keeps its identity."""
-    if isinstance(live, enum.Enum) and type(value) is StoredEnum:
-        return value.resolve(type(live))
-    if type(live) is type(value) is list:
-        live[:] = value
-    elif type(live) is type(value) is set:
-        live.clear()
-        live.update(value)
-    elif type(live) is type(value) is deque and live.maxlen == value.maxlen:
-        live.clear()
-        live.extend(value)
-    else:
-        return value
-    return live
+def _holds_objects(live: Any) -> bool:
+    """Whether a Checkpointable, a generator or a module's parameter is somewhere in these plain containers."""
+    torch = sys.modules.get("torch")
+    left, seen = [live], set[int]()
+    while left:
+        value = left.pop()
+        if is_checkpointable(value) or rng.kind_of(value) or (torch and isinstance(value, torch.nn.Parameter)):
+            return True
+        if isinstance(value, (dict, list, tuple, deque)) and id(value) not in seen:
+            seen.add(id(value))
+            left += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def _fill_items(live: Any, fillings: list[Filling], builder: Builder) -> Any:
@@ -359,17 +403,3 @@ def _tuple_filling(live: Any, fillings: list[Filling]) -> Filling:
         return type(live)(*values) if is_namedtuple(live) else tuple(values)
 
     return Filling(fill, is_in_place=all(filling.is_in_place for filling in fillings))
-
-
-def _is_writable(live: Any, leaf: Leaf, strides: tuple[int, ...] | None) -> bool:
-    """Whether every element can be written on its own, or is repeated in the snapshot as it is here."""
-    if leaf.kind == "numpy" and not live.flags.writeable:
-        return False
-    stored = leaf.strides or (1,) * len(leaf.shape)
-    return strides is None or all(
-        stride or size == 1 or not kept for size, stride, kept in zip(leaf.shape, strides, stored, strict=True)
-    )
-
-
-def _shown(leaf: Leaf) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"

@@ -103,6 +103,21 @@ def _lies_alike(leaf: Leaf, extent: Any) -> bool:
     return bool(leaf.kind == kind and leaf.dtype == dtype and leaf.shape == shape and leaf.strides == strides)
 
 
+def is_writable(live: Any, leaf: Leaf, strides: tuple[int, ...] | None) -> bool:
+    """Whether every element can be written on its own, or is repeated in the snapshot as it is here."""
+    if leaf.kind == "numpy" and not live.flags.writeable:
+        return False
+    stored = leaf.strides or (1,) * len(leaf.shape)
+    return strides is None or all(
+        stride or size == 1 or not kept for size, stride, kept in zip(leaf.shape, strides, stored, strict=True)
+    )
+
+
+def shown(leaf: Leaf) -> str:
+    """A leaf as messages name it."""
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
 def copy_leaf(live: Any, stored: Any, kind: str) -> float:
     """Put a staged leaf into a live one of the same shape; the largest change that a cast made (0.0 without one)."""
     if kind == "numpy":

@@ -107,6 +107,11 @@ def put(kind: str, generator: Any, tree: Any) -> None:
         raise MismatchError(f"the stored state does not fit this {kind} generator: {error}") from error
 
 
+def _copy_of(generator: Any) -> Any:
+    kind = str(kind_of(generator))
+    return make(kind, tree_of(kind, generator))
+
+
 def _python_tree(state: Any) -> dict[str, Any]:
     version, words, gauss = state
     return {"version": version, "words": struct.pack(f"<{len(words)}I", *words), "gauss": gauss}
@@ -133,8 +138,9 @@ class RngState:
                 raise TypeError(f"{name}: {type(generator).__name__} is no random generator that casckpt knows")
 
     def state_dict(self) -> dict[str, Any]:
-        """All states, copied."""
-        state: dict[str, Any] = {"python": _python_tree(random.getstate()), "extra": dict(self.extra)}
+        """All states, copied; the extra generators as new ones in the same states."""
+        extra = {name: _copy_of(generator) for name, generator in self.extra.items()}
+        state: dict[str, Any] = {"python": _python_tree(random.getstate()), "extra": extra}
         if "numpy" in sys.modules:
             from casckpt.state import _numpy
 

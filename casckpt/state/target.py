@@ -13,13 +13,14 @@ Memory beyond the live object: the staged blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
-from casckpt.errors import MismatchError
 from casckpt.format.structure import Structure, leaf_places
 from casckpt.state.build import Builder, LeafMemory, read_scalars, refuse_opaque
-from casckpt.state.fit import Difference, Fit
-from casckpt.state.inplace import copy_leaf, direct_blocks, find_sharing
+from casckpt.state.differences import Difference, mismatch
+from casckpt.state.fit import Fit
+from casckpt.state.inplace import LiveLeaf, copy_leaf, direct_blocks, find_sharing
 
 
 class Cast(NamedTuple):
@@ -38,11 +39,12 @@ class Target:
         component: the first part of its leaf paths.
         live: a Checkpointable, or a tree of dicts, lists, tensors, arrays and generators.
         structure: decoded, and its layout compared with the chunks that exist.
-        strict: names on one side only are differences; without it they are left alone.
+        strict: names on one side only, other shapes and scalars of another family are differences. Without it, plain
+            containers take what the snapshot has, and what only the live object has is left alone.
         cast: a leaf may have another dtype than the live one; `casts` then says what that changed.
 
     Attributes:
-        differences: empty if the restore can go on.
+        differences: what the structure alone tells; empty if the restore can go on to `check`.
         blocks: writable memory to fill, by block index.
         direct_paths: leaf paths that are touched while a block is filled, by block index.
         leaf_paths_touched: what `finish` has changed so far, in order; all of it when it returned.
@@ -55,13 +57,14 @@ class Target:
         self.component = component
         self._live = live
         self._structure = structure
+        self._strict = strict
         self._values: list[Any] | None = None
         self.casts: list[Cast] = []
         self.leaf_paths_touched: list[str] = []
         fit = Fit(structure, self._copy, strict=strict, cast=cast)
         self._filling = fit.fit(live, structure.tree, component)
         self.differences = fit.differences
-        if not self._filling.is_in_place:
+        if not self._filling.is_in_place and not self._is_scalar_root():
             found = f"a {type(live).__name__}, which cannot change"
             self.differences.append(Difference(component, "something that can be restored in place", found))
         self._compare_sharing(fit, strict)
@@ -69,12 +72,36 @@ class Target:
         self._plan_memory(component)
         self.restore_last = bool(fit.last)
 
+    def _is_scalar_root(self) -> bool:
+        """Whether the whole component is one scalar that a live list, set or deque may take into itself."""
+        return self._structure.tree is None and type(self._live) in (list, set, deque)
+
+    def _compare_root(self, value: Any) -> list[Difference]:
+        live = self._live
+        if type(value) is type(live) and getattr(value, "maxlen", None) == getattr(live, "maxlen", None):
+            return []
+        return [Difference(self.component, f"a {type(value).__name__}", f"a {type(live).__name__} to restore into")]
+
     def _compare_sharing(self, fit: Fit, strict: bool) -> None:
         for one in find_sharing(self._structure, fit.entries):
             if one.is_stored and strict:
-                self.differences.append(Difference(one.path, f"memory shared with {one.other}", "memory of its own"))
+                found = Difference(one.path, f"memory shared with {one.other}", "memory of its own", "strict=False")
+                self.differences.append(found)
             elif not one.is_stored:
                 self.differences.append(Difference(one.path, "memory of its own", f"memory shared with {one.other}"))
+        if strict:
+            self._compare_new_values(fit)
+
+    def _compare_new_values(self, fit: Fit) -> None:
+        """A new value cannot share memory with a live one, unless it is the same leaf."""
+        leaves = self._structure.leaves
+        in_place = {entry.leaf for entry in fit.entries}
+        path_of_block = {leaves[entry.leaf].block: entry.path for entry in fit.entries}
+        for leaf, path in fit.new_leaves.items():
+            other = path_of_block.get(leaves[leaf].block)
+            if leaf not in in_place and leaves[leaf].block >= 0 and other is not None:
+                found = Difference(path, f"memory shared with {other}", "a place for a new value", "strict=False")
+                self.differences.append(found)
 
     def _plan_memory(self, component: str) -> None:
         fit, leaves = self._fit, self._structure.leaves
@@ -107,13 +134,18 @@ class Target:
             UnsupportedStateError: an opaque leaf without `allow_pickle`.
             CorruptionError: the scalar block is damaged.
         """
-        self.raise_differences()
+        values = read_scalars(self._structure, scalars)
+        compared = [place.compare(values[place.position], self._strict) for place in self._fit.scalar_places]
+        root = self._compare_root(values[0]) if self._is_scalar_root() else []
+        differences = [*self.differences, *filter(None, compared), *root]
+        if differences:
+            raise mismatch(differences)
         if self._opaque and not allow_pickle:
             raise refuse_opaque(self._opaque)
-        self._values = read_scalars(self._structure, scalars)
-        builder = Builder(self._memory, self._values)
+        builder = Builder(self._memory, values)
         for check in self._fit.checks:
             check(builder)
+        self._values = values
 
     def finish(self, scalars: bytes | memoryview, allow_pickle: bool = False) -> None:
         """Put everything in place; every block must have been filled. Generators come last.
@@ -123,13 +155,12 @@ class Target:
         """
         if self._values is None:
             self.check(scalars, allow_pickle)
-        builder = Builder(self._memory, self._values or [])
+        live_leaves = {entry.leaf: entry.live for entry in self._fit.entries}
+        builder = Builder(self._memory, self._values or [], live_leaves=live_leaves)
         self._note_direct()
-        placed = self._filling.fill(builder)
+        self._filling.fill(builder)
         for fill in self._fit.last:
             fill(builder)
-        if placed is not self._live:
-            raise mismatch([Difference(self.component, f"a {type(placed).__name__}", f"a {type(self._live).__name__}")])
         self._note_values()
 
     def _note_values(self) -> None:
@@ -154,25 +185,13 @@ class Target:
     def _is_direct(self, index: int) -> bool:
         return self._structure.leaves[index].block in self.direct_paths
 
-    def _copy(self, number: int) -> None:
-        """Copy entry `number`, unless its block went straight into its memory."""
-        index, live, extent, path = self._fit.entries[number]
-        if self._is_direct(index):
+    def _copy(self, entry: LiveLeaf) -> None:
+        """Copy an entry, unless its block went straight into its memory."""
+        if self._is_direct(entry.leaf):
             return
-        leaf = self._structure.leaves[index]
-        change = copy_leaf(live, self._memory.leaf(index), leaf.kind)
-        self.leaf_paths_touched.append(path)
-        if extent[0][1] != leaf.dtype:
-            self.casts.append(Cast(path, leaf.dtype, extent[0][1], change))
-
-
-def mismatch(differences: list[Difference]) -> MismatchError:
-    """One error for all differences, of one component or of several."""
-    shown = "; ".join(map(str, differences[:8]))
-    more = f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
-    return MismatchError(
-        f"{len(differences)} differences between snapshot and live state: {shown}{more}. Nothing was touched. "
-        "Pass strict=False to leave out names that exist on one side only, or restore() to get the values.",
-        differences=[tuple(difference) for difference in differences],
-        path=differences[0].path,
-    )
+        leaf = self._structure.leaves[entry.leaf]
+        change = copy_leaf(entry.live, self._memory.leaf(entry.leaf), leaf.kind)
+        self.leaf_paths_touched.append(entry.path)
+        dtype = entry.extent[0][1]
+        if dtype != leaf.dtype:
+            self.casts.append(Cast(entry.path, leaf.dtype, dtype, change))
