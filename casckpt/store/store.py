@@ -76,7 +76,7 @@ class Store:
         self._timeline = Timeline(root, self.store_id, system)
         home = IndexHome(root, self.store_id, TABLES, read_only=read_only, lock_timeout_s=lock_timeout_s)
         self._keeper = IndexKeeper(root, self.store_id, self._timeline, home, read_only=read_only)
-        self._catalog = Catalog(root, self._timeline, self._keeper)
+        self._catalog = Catalog(self._timeline, self._keeper)
         self._restorer = Restorer(self._keeper, self._catalog)
         self._committer = Committer(
             root,
@@ -89,7 +89,7 @@ class Store:
             verify=verify,
             chunk_size=document.chunk_size,
         )
-        self._chooser = Chooser(self._keeper, self._catalog, run)
+        self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         self._drafter = Drafter()
         self._background = Background()
         self._staging: Staging | None = None
@@ -313,7 +313,9 @@ class Store:
 
         Args:
             targets: component name → live object (module, optimizer, tree of tensors, `RngState`, …).
-            strict: names, shapes and dtypes must agree exactly.
+            strict: names, shapes and dtypes must agree. Lists and deques of a plain tree take the snapshot's length,
+                and a live None takes what is stored. Without it, stored names that the live object lacks are added,
+                and other shapes replaced, where a plain container can take them.
             atomic: read and verify everything before the first target is touched (two passes over the data).
             cast: allow another dtype; the report gives the largest change per leaf.
             Others as for `restore`.
