@@ -363,7 +363,7 @@ def test_sixteen_threads_restore_the_same_bytes(store: Any) -> None:
     state = {"a": {"x": torch.arange(20_000), "y": np.repeat(np.arange(100), 300)}}
     store.commit(1, state)
     with ThreadPoolExecutor(16) as threads:
-        for found in threads.map(lambda _: store.restore(1), range(48)):
+        for found in threads.map(lambda _: store.restore(1), range(32)):
             assert difference(state, found) is None
 
 
