@@ -7,7 +7,7 @@ import datetime
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import msgspec
 
@@ -39,18 +39,13 @@ from casckpt.index.tables import (
     BranchRow,
     NoteRow,
     Pending,
-    Place,
     SnapRow,
-    decode_pack_row,
     decode_snap,
     find_snapshots,
-    first_places,
     get_struct,
     line_key,
     line_step,
     name_key,
-    number_key,
-    places_of,
     read_meta,
     run_prefix,
     split_name_key,
@@ -58,7 +53,6 @@ from casckpt.index.tables import (
 from casckpt.limits import NAME_SIZE_MAX
 from casckpt.objects.apply import is_consistent, snapshot_of
 from casckpt.objects.keeper import IndexKeeper
-from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
 from casckpt.store.settle import is_text
 from casckpt.store.values import Branch, Component, Context, Snapshot
@@ -126,8 +120,7 @@ def describe(entry: Entry, body: Commit, snapshot: SnapshotObject, note: NoteRow
 class Catalog:
     """Lookups for one store handle, always through the caught-up index."""
 
-    def __init__(self, root: str, timeline: Timeline, keeper: IndexKeeper) -> None:
-        self._root = root
+    def __init__(self, timeline: Timeline, keeper: IndexKeeper) -> None:
         self._timeline = timeline
         self._keeper = keeper
 
@@ -350,146 +343,6 @@ class Catalog:
     def node_ids(self, manifest: Manifest) -> list[ObjectId]:
         """The nodes between a large manifest and its chunks."""
         return split_ids(manifest.ids, "manifest") if manifest.has_nodes else []
-
-    # --- wholeness ---
-
-    def find_problem(self, snapshot_id: SnapshotId, packs: PackHealth) -> str | None:
-        """Why a snapshot cannot be whole, without reading its data: the first reason, or None.
-
-        Costs one lookup per chunk and one stat per pack.
-        """
-        try:
-            snapshot = self.load(snapshot_id)
-            for name, ref in snapshot.components.items():
-                manifest = self.manifest(ref.manifest)
-                reason = packs.first_problem([ObjectId(manifest.structure), *self.chunk_ids(manifest)])
-                if reason:
-                    return f"component {name!r}: {reason}"
-        except UnsupportedFormatError:
-            raise
-        except CasckptError as error:
-            return str(error)
-        return None
-
-    def pack_health(self) -> PackHealth:
-        return PackHealth(self._root, self._timeline, self._keeper)
-
-
-class Source(NamedTuple):
-    """A file that objects lie in: a pack has exactly `size` bytes, a timeline entry at least as many."""
-
-    path: str
-    size: int
-    is_pack: bool
-
-
-class PackHealth:
-    """Which objects have a place that exists: sizes of files are looked at once per instance."""
-
-    def __init__(self, root: str, timeline: Timeline, keeper: IndexKeeper) -> None:
-        self._root = root
-        self._timeline = timeline
-        self._keeper = keeper
-        self._packs: dict[int, str | None] = {}
-        self._entries: dict[int, int | None] = {}
-        self._sizes: dict[str, int | None] = {}
-        self._has_damage: bool | None = None
-
-    def pack_problem(self, pack_no: int, txn: KvReader) -> str | None:
-        """What is wrong with a pack's file, or None."""
-        if pack_no not in self._packs:
-            row = txn.get("packs", number_key(pack_no))
-            if row is None:
-                return f"pack number {pack_no} is unknown"
-            pack_id, expected = decode_pack_row(row)
-            found = self._timeline.fs.size(pack_path(self._root, pack_id))
-            if found is None:
-                self._packs[pack_no] = f"pack {pack_id.hex()} is missing"
-            elif found != expected:
-                self._packs[pack_no] = f"pack {pack_id.hex()} has {found} bytes, expected {expected}"
-            else:
-                self._packs[pack_no] = None
-        return self._packs[pack_no]
-
-    def sources(self, groups: Sequence[Sequence[ObjectId]]) -> list[list[Source] | None]:
-        """For each group of objects the files that they lie in; None when one has no place.
-
-        Valid also when the index is made again.
-        """
-        with self._keeper.kv.read() as txn:
-            return [self._sources(ids, txn) for ids in groups]
-
-    def _sources(self, ids: Sequence[ObjectId], txn: KvReader) -> list[Source] | None:
-        ends: dict[int, int] = {}
-        packs: set[int] = set()
-        for place in first_places(txn.get_many("objects", ids)):
-            if place is None:
-                return None
-            if place.is_inline:
-                ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
-            else:
-                packs.add(place.pack_no)
-        found = [Source(self._timeline.path(seq), end, False) for seq, end in ends.items()]
-        for pack_no in packs:
-            row = txn.get("packs", number_key(pack_no))
-            if row is None:
-                return None
-            pack_id, size = decode_pack_row(row)
-            found.append(Source(pack_path(self._root, pack_id), size, True))
-        return found
-
-    def are_sources_good(self, sources: Sequence[Source]) -> bool:
-        """Whether all these files are there with their sizes and no object at all is known to be damaged."""
-        if self._has_damage is None:
-            with self._keeper.kv.read() as txn:
-                self._has_damage = txn.count("damage") > 0
-        if self._has_damage:
-            return False
-        for path, size, is_pack in sources:
-            if path not in self._sizes:
-                self._sizes[path] = self._timeline.fs.size(path)
-            found = self._sizes[path]
-            if found is None or (found != size if is_pack else found < size):
-                return False
-        return True
-
-    def are_present(self, ids: Sequence[ObjectId], *, trust_marks: bool = True) -> list[bool]:
-        """For each object, whether a place of it is there; with `trust_marks`, also that no damage is on record."""
-        with self._keeper.kv.read() as txn:
-            return [self._problem(object_id, txn, trust_marks) is None for object_id in ids]
-
-    def first_problem(self, ids: Sequence[ObjectId]) -> str | None:
-        with self._keeper.kv.read() as txn:
-            for object_id in ids:
-                problem = self._problem(object_id, txn)
-                if problem:
-                    return problem
-        return None
-
-    def _problem(self, object_id: ObjectId, txn: KvReader, trust_marks: bool = True) -> str | None:
-        problem: str | None = f"object {short(object_id)} is in no pack or entry"
-        for place in places_of(txn, object_id):
-            if place.is_inline:
-                problem = self._entry_problem(place)
-            else:
-                problem = self.pack_problem(place.pack_no, txn)
-            if problem is None:
-                damage = txn.get("damage", object_id) if trust_marks else None
-                return f"object {short(object_id)} is damaged: {damage.decode()}" if damage is not None else None
-        return problem
-
-    def _entry_problem(self, place: Place) -> str | None:
-        seq = place.entry_seq
-        if seq not in self._entries:
-            self._entries[seq] = self._timeline.fs.size(self._timeline.path(seq))
-        found, end = self._entries[seq], _end_in_entry(place)
-        if found is None:
-            return f"timeline entry {seq} is missing"
-        return f"timeline entry {seq} has {found} bytes, an object in it ends at {end}" if found < end else None
-
-
-def _end_in_entry(place: Place) -> int:
-    return place.entry_offset + place.header_size + place.stored_size
 
 
 @contextlib.contextmanager

@@ -20,8 +20,10 @@ from casckpt.errors import (
 from casckpt.ids import SnapshotId, short
 from casckpt.limits import NAME_SIZE_MAX
 from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.timeline import Timeline
 from casckpt.store.catalog import Catalog, TimelineView, check_name
 from casckpt.store.commit import Position
+from casckpt.store.wholeness import WholenessCheck
 
 Choice = tuple[SnapshotId, list[str]]
 _ROOM = 16  # for the number that a taken name gets
@@ -30,7 +32,8 @@ _ROOM = 16  # for the number that a taken name gets
 class Chooser:
     """Choices for one handle; holds nothing between calls."""
 
-    def __init__(self, keeper: IndexKeeper, catalog: Catalog, run: str) -> None:
+    def __init__(self, timeline: Timeline, keeper: IndexKeeper, catalog: Catalog, run: str) -> None:
+        self._timeline = timeline
         self._keeper = keeper
         self._catalog = catalog
         self._run = run
@@ -100,21 +103,22 @@ class Chooser:
         Raises:
             NotFoundError: the run has none at all.
             IncompleteError: it has some, and none of them will do.
+            StorageError: a newer one could not be looked at now; an older one is no answer to that.
         """
         skipped: list[str] = []
-        health = self._catalog.pack_health()
+        check = WholenessCheck(self._timeline, self._keeper, self._catalog)
         for snapshot_id in self.view(position).ids(reverse=True):
             row = self._catalog.row(snapshot_id)
             if row.is_mixed and not allow_mixed:
                 skipped.append(f"step {row.step} ({short(snapshot_id)}) is mixed")
                 continue
-            problem = self._catalog.find_problem(snapshot_id, health)
-            if problem is None:
+            flaw = check.snapshot_flaw(snapshot_id)
+            if flaw is None:
                 if skipped:
                     message = f"'latest' is step {row.step}; passed over: {'; '.join(skipped)}"
                     warnings.warn(message, StoreWarning, stacklevel=5)
                 return snapshot_id, skipped
-            skipped.append(f"step {row.step} ({short(snapshot_id)}) is not whole: {problem}")
+            skipped.append(f"step {row.step} ({short(snapshot_id)}) is not whole: {flaw.reason}")
         if skipped:
             raise IncompleteError(
                 f"run {self._run!r}: no snapshot can be restored as 'latest': {'; '.join(skipped[:5])}. "

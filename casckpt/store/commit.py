@@ -44,10 +44,11 @@ from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import ObjectWriter, Written
 from casckpt.storage.process import System
-from casckpt.store.catalog import Catalog, PackHealth, describe
+from casckpt.store.catalog import Catalog, describe
 from casckpt.store.components import Added, Components, read_chunk
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
+from casckpt.store.wholeness import WholenessCheck
 
 
 @dataclass
@@ -114,11 +115,11 @@ class Committer:
         self._check_head(self._head())
         parent = self._parent()
         self._check_components(draft, parent)
-        health = self._catalog.pack_health()
-        writer = ObjectWriter(self._root, self._store_id, self._system, health.are_present, verify=self._verify)
+        check = WholenessCheck(self._timeline, self._keeper, self._catalog)
+        writer = ObjectWriter(self._root, self._store_id, self._system, check.are_present, verify=self._verify)
         try:
             with _expecting_folders():
-                return self._write(draft, parent, writer, health)
+                return self._write(draft, parent, writer, check)
         except OutOfSpaceError as error:
             error.facts["needed_bytes"] = error.needed_bytes = writer.unwritten_bytes  # type: ignore[attr-defined]
             raise
@@ -127,8 +128,10 @@ class Committer:
         finally:
             writer.abort()
 
-    def _write(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, health: PackHealth) -> SnapshotValue:
-        added = self._components.add(draft, parent, writer, health)
+    def _write(
+        self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck
+    ) -> SnapshotValue:
+        added = self._components.add(draft, parent, writer, check)
         context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
             return self._same_step(draft, parent, added.refs)
@@ -344,9 +347,7 @@ class Committer:
             if entry is not None:
                 return entry, snapshot
 
-    def append(
-        self, body: Body, applied: Applied, records: Sequence[tuple[RecordHeader, bytes]] = ()
-    ) -> Entry | None:
+    def append(self, body: Body, applied: Applied, records: Sequence[tuple[RecordHeader, bytes]] = ()) -> Entry | None:
         """Try to publish an entry after `applied`; None when another writer took the number (now applied).
 
         Args:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from casckpt.codec import Hint
-from casckpt.errors import CasckptError, CorruptionError
+from casckpt.errors import CorruptionError
 from casckpt.format import wire
 from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
 from casckpt.format.record import MANIFEST, NODE, STRUCTURE
@@ -23,8 +23,9 @@ from casckpt.ids import ObjectId
 from casckpt.limits import NODE_FANOUT
 from casckpt.objects.writer import ChunkTask, ObjectWriter
 from casckpt.state.capture import Captured
-from casckpt.store.catalog import Catalog, PackHealth, Source
+from casckpt.store.catalog import Catalog
 from casckpt.store.draft import Draft
+from casckpt.store.wholeness import FLAWS, Source, WholenessCheck
 
 
 @dataclass
@@ -87,13 +88,13 @@ class Components:
     def layout(self, captured: Captured) -> Layout:
         return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
 
-    def add(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, health: PackHealth) -> Added:
+    def add(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck) -> Added:
         """Store what is new of all components of a draft.
 
         Raises:
             CorruptionError: a component to be inherited is damaged or missing.
         """
-        trusted = self._trusted([*draft.captured, *draft.inherit], parent, health)
+        trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
         results = iter(writer.add_chunks([task for name, plan in plans.items() for task in self._tasks(name, plan)]))
         added = Added({}, {}, {})
@@ -119,14 +120,14 @@ class Components:
 
     # --- what is there already ---
 
-    def _trusted(self, names: Sequence[str], parent: Snapshot | None, health: PackHealth) -> dict[str, Known | None]:
+    def _trusted(self, names: Sequence[str], parent: Snapshot | None, check: WholenessCheck) -> dict[str, Known | None]:
         """Each component as the parent has it, if every file it lies in is as it should be."""
         found = {name: self._find(name, parent) for name in names}
         unlocated = [known for known in found.values() if known is not None and known.sources is None]
-        for known, sources in zip(unlocated, health.sources([each.objects() for each in unlocated]), strict=True):
+        for known, sources in zip(unlocated, check.sources([each.objects() for each in unlocated]), strict=True):
             known.sources = sources
         return {
-            name: known if known and known.sources is not None and health.are_sources_good(known.sources) else None
+            name: known if known and known.sources is not None and check.are_sources_good(known.sources) else None
             for name, known in found.items()
         }
 
@@ -137,7 +138,7 @@ class Components:
             try:
                 manifest = self._catalog.manifest(ref.manifest)
                 ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
-            except CasckptError:
+            except FLAWS:
                 return None  # damaged: everything is stored again
             known = Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes)
             self._known[name] = known

@@ -1,8 +1,9 @@
 """A store looked at from outside: runs, histories with what is wrong in them, and what a snapshot is made of.
 
 `Inspection` answers for every run of an open store, whatever run the handle belongs to. Damage is an answer here, not
-an exception: a snapshot that cannot be read is a row with a state and a reason. Nothing is changed, and no state is
-read but the small objects that describe it.
+an exception: a snapshot that cannot be read is a row with a state and a reason. A file that cannot be looked at now
+(StorageError) is no damage, and raised. Nothing is changed, and no state is read but the small objects that describe
+it.
 
 States, the first that applies: "damaged" (bytes are wrong or cut), "incomplete" (a file is not here, as in a copy under
 way), "retired", "mixed", "consistent".
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from casckpt.errors import CasckptError, IncompleteError, NotFoundError, UnsupportedFormatError
+from casckpt.errors import NotFoundError
 from casckpt.format.entry import Envelope
 from casckpt.format.structure import decode_structure
 from casckpt.ids import ObjectId, SnapshotId
@@ -33,7 +34,7 @@ from casckpt.store.choose import Chooser
 from casckpt.store.contents import Contents
 from casckpt.store.store import Store
 from casckpt.store.values import Branch, Component, Snapshot, Value
-from casckpt.store.wholeness import Flaw, WholenessCheck
+from casckpt.store.wholeness import FLAWS, Flaw, WholenessCheck
 
 _STEP_MAX = (1 << 63) - 1
 
@@ -111,7 +112,7 @@ class Inspection:
         self._store = store
         self._catalog, self._keeper, self._timeline = store._catalog, store._keeper, store._timeline
         self._keeper.catch_up()
-        self._check = WholenessCheck(store)
+        self._check = WholenessCheck(self._timeline, self._keeper, self._catalog)
 
     # --- runs and references ---
 
@@ -158,7 +159,7 @@ class Inspection:
         Raises:
             NotFoundError, InvalidInputError, IncompleteError, CorruptionError
         """
-        chooser = Chooser(self._keeper, self._catalog, run)
+        chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         position = chooser.head_position()
         if ref == "latest":
             return self._catalog.info(chooser.latest(position, allow_mixed=False)[0])
@@ -256,11 +257,9 @@ class Inspection:
         snapshot, flaw = None, None
         try:
             snapshot = self._catalog.info(snapshot_id)
-            flaw = self._check.snapshot_flaw(snapshot)
-        except UnsupportedFormatError:
-            raise
-        except CasckptError as error:
-            flaw = Flaw("incomplete" if isinstance(error, IncompleteError) else "damaged", error.message)
+            flaw = self._check.first_flaw({name: bytes.fromhex(c.manifest) for name, c in snapshot.components.items()})
+        except FLAWS as error:
+            flaw = Flaw.of(error)
         whole = "retired" if row.is_retired else "mixed" if row.is_mixed else "consistent"
         run, branch = names.get(row.branch_no, ("", ""))
         return Row(
@@ -308,10 +307,8 @@ class Inspection:
                 if places
             )
             leaf_count = len(decode_structure(self._keeper.reader.read(ObjectId(manifest.structure))).leaves)
-        except UnsupportedFormatError:
-            raise
-        except CasckptError as error:
-            flaw = flaw or Flaw("damaged", error.message)
+        except FLAWS as error:
+            flaw = flaw or Flaw.of(error)
         state, reason = flaw or Flaw("whole", "")
         return Part(name, component, leaf_count, chunk_count, stored, state, reason)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from casckpt.errors import CasckptError, UnsupportedFormatError
 from casckpt.format.entry import Commit
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object
@@ -20,6 +19,7 @@ from casckpt.objects.packs import list_packs, pack_path
 from casckpt.storage.process import boot_id, start_ticks
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
+from casckpt.store.wholeness import FLAWS
 
 _MEASURED = ("casckpt.json", "packs", "timeline", "index", "tmp")
 
@@ -165,9 +165,7 @@ class _Walk:
         try:
             snapshot = self._catalog.info(snapshot_id)
             body = self._timeline.read(snapshot.seq).envelope.body
-        except UnsupportedFormatError:
-            raise
-        except CasckptError:
+        except FLAWS:
             self.unreadable_count += 1  # `verify` says why
             return
         if isinstance(body, Commit):
@@ -194,9 +192,7 @@ class _Walk:
             manifest = self._catalog.manifest(address)
             nodes = self._catalog.node_ids(manifest)
             return self._take([address, ObjectId(manifest.structure), *nodes, *self._catalog.chunk_ids(manifest)])
-        except UnsupportedFormatError:
-            raise
-        except CasckptError:
+        except FLAWS:
             return self._take([address])  # what lies below a damaged manifest is not known
 
     def _take(self, ids: list[ObjectId]) -> int:

@@ -18,8 +18,9 @@ from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import check_frame, pack_path
 from casckpt.objects.reader import Request
 from casckpt.objects.timeline import Timeline
-from casckpt.store.catalog import Catalog, PackHealth
+from casckpt.store.catalog import Catalog
 from casckpt.store.values import Problem, VerifyReport
+from casckpt.store.wholeness import WholenessCheck
 
 Progress = Callable[[int, int], None]
 _OBJECTS_PER_READ = 4096
@@ -70,7 +71,6 @@ class Verifier:
         found.problems += self._timeline_problems() + self._file_problems()
         for snapshot_id in snapshots:
             self._add_snapshot(snapshot_id, found)
-        health = self._catalog.pack_health()
         for manifest in found.manifests:
             self._add_manifest(manifest, found)
         object_ids = sorted({*found.manifests, *found.contexts, *found.owners})
@@ -78,7 +78,7 @@ class Verifier:
         if read_data:
             read_bytes = self._read_all(object_ids, found, progress)
         else:
-            self._add_missing(object_ids, found, health)
+            self._add_missing(object_ids, found)
         return VerifyReport(found.report(), len(snapshots), len(object_ids), read_bytes, read_data)
 
     def _timeline_problems(self) -> list[Problem]:
@@ -171,12 +171,12 @@ class Verifier:
         except CasckptError as error:
             found.add_bad(ObjectId(manifest.structure), error, address)
 
-    def _add_missing(self, ids: Sequence[ObjectId], found: _Found, health: PackHealth) -> None:
+    def _add_missing(self, ids: Sequence[ObjectId], found: _Found) -> None:
         """Without reading: objects none of whose places is in a file of the right size."""
-        for object_id, is_present in zip(ids, health.are_present(ids, trust_marks=False), strict=True):
-            if not is_present:
-                reason = health.first_problem([object_id]) or "no place of it is there"
-                found.add_bad(object_id, IncompleteError(f"{reason}."))
+        check = WholenessCheck(self._timeline, self._keeper, self._catalog)
+        for object_id, flaw in zip(ids, check.flaws(ids, trust_marks=False), strict=True):
+            if flaw is not None:
+                found.add_bad(object_id, IncompleteError(f"{flaw.reason}."))
 
     def _read_all(self, ids: Sequence[ObjectId], found: _Found, progress: Progress | None) -> int:
         """Read every object; one bad object does not hide the others."""

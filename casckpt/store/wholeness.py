@@ -1,21 +1,29 @@
 """Whether what a snapshot needs is here, told from tables and sizes of files; no state is read.
 
-An object is here when one of its places lies in a file of the right size. What no file holds is damage, unless files
-are missing that may hold it: then the snapshot is incomplete, as in a copy under way.
+An object is here when one of its places lies in a file of the right size and no damage of it is on record. What no file
+holds is damage, unless files are missing that may hold it: then the snapshot is incomplete, as in a copy under way.
+
+Commits ask which objects they may build on, "latest" which snapshot to choose, the command line what is wrong where:
+one check answers all. Only what is known of the *content* is a flaw. A file that cannot be looked at now (too many open
+files, no permission, a failing disk) raises StorageError: concluding from it would choose an older step in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from casckpt.errors import CasckptError, UnsupportedFormatError
-from casckpt.ids import ObjectId, short
+from casckpt.errors import CasckptError, CorruptionError, IncompleteError
+from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.kv import KvReader
-from casckpt.index.tables import Place, decode_object, decode_pack_row, number_key
+from casckpt.index.tables import UNREADABLE, Place, decode_object, decode_pack_row, first_places, number_key
+from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import pack_path
-from casckpt.store.store import Store
-from casckpt.store.values import Snapshot
+from casckpt.objects.timeline import Timeline
+from casckpt.store.catalog import Catalog
+
+FLAWS = (CorruptionError, IncompleteError)  # what is known of a snapshot's content; all else is of the moment
 
 
 class Flaw(NamedTuple):
@@ -24,80 +32,131 @@ class Flaw(NamedTuple):
     state: str
     reason: str
 
+    @staticmethod
+    def of(error: CasckptError) -> Flaw:
+        """The flaw that one of FLAWS tells of."""
+        return Flaw("incomplete" if isinstance(error, IncompleteError) else "damaged", error.message)
+
+
+class Source(NamedTuple):
+    """A file that objects lie in: a pack has exactly `size` bytes, a timeline entry at least as many."""
+
+    path: str
+    size: int
+    is_pack: bool
+
 
 class WholenessCheck:
-    """Looks at each component and each file once; its answers are those of the moment it was made."""
+    """Looks at each component and each file once; its answers are those of the moment it first looked.
 
-    def __init__(self, store: Store) -> None:
-        self._root, self._fs = store.path, store._timeline.fs
-        self._timeline, self._keeper, self._catalog = store._timeline, store._keeper, store._catalog
-        packs = [f"pack {row.pack_id.hex()} is" for row in self._catalog.pending_packs() if row.found_size < 0]
-        entries = [f"timeline entry {row.seq} is" for row in self._catalog.bad_entries() if row.found_size < 0]
-        missing = packs + entries
-        self._missing = missing[0] if missing else ""
-        if len(missing) > 1:
-            self._missing = f"{missing[0]} missing, {len(missing) - 1} more are"
+    Every method raises StorageError when a file cannot be looked at.
+    """
+
+    def __init__(self, timeline: Timeline, keeper: IndexKeeper, catalog: Catalog) -> None:
+        self._timeline = timeline
+        self._keeper = keeper
+        self._catalog = catalog
+        self._sizes: dict[str, int | None] = {}
         self._packs: dict[int, Flaw | None] = {}
-        self._entry_sizes: dict[int, int | None] = {}
         self._components: dict[ObjectId, Flaw | None] = {}
 
-    def snapshot_flaw(self, snapshot: Snapshot) -> Flaw | None:
-        for name, component in snapshot.components.items():
-            flaw = self.component_flaw(ObjectId(bytes.fromhex(component.manifest)))
-            if flaw:
+    # --- snapshots and components ---
+
+    def snapshot_flaw(self, snapshot_id: SnapshotId) -> Flaw | None:
+        """The first flaw of a snapshot. Costs one lookup per chunk and one stat per file not looked at before."""
+        try:
+            snapshot = self._catalog.load(snapshot_id)
+        except FLAWS as error:
+            return Flaw.of(error)
+        return self.first_flaw({name: ref.manifest for name, ref in snapshot.components.items()})
+
+    def first_flaw(self, components: Mapping[str, bytes]) -> Flaw | None:
+        """The first flaw among components, given as name → address of the manifest."""
+        for name, address in components.items():
+            flaw = self.component_flaw(ObjectId(address))
+            if flaw is not None:
                 return Flaw(flaw.state, f"component {name!r}: {flaw.reason}")
         return None
 
     def component_flaw(self, address: ObjectId) -> Flaw | None:
+        """The first flaw of the component with this manifest."""
         if address not in self._components:
             self._components[address] = self._look(address)
         return self._components[address]
 
     def _look(self, address: ObjectId) -> Flaw | None:
-        flaw = self._flaw_of([address])
-        if flaw:
+        flaw = self._first([address])
+        if flaw is not None:
             return flaw
         try:
             manifest = self._catalog.manifest(address)
             top = [ObjectId(manifest.structure), *self._catalog.node_ids(manifest)]
-            return self._flaw_of(top) or self._flaw_of(self._catalog.chunk_ids(manifest))
-        except UnsupportedFormatError:
-            raise
-        except CasckptError as error:
-            return Flaw("damaged", error.message)
+            return self._first(top) or self._first(self._catalog.chunk_ids(manifest))
+        except FLAWS as error:
+            return Flaw.of(error)
 
-    def _flaw_of(self, ids: Sequence[ObjectId]) -> Flaw | None:
+    # --- objects ---
+
+    def _first(self, ids: Sequence[ObjectId]) -> Flaw | None:
+        return next(filter(None, self.flaws(ids)), None)
+
+    def are_present(self, ids: Sequence[ObjectId]) -> list[bool]:
+        """For each object, whether a commit may refer to it instead of storing it."""
+        return [flaw is None for flaw in self.flaws(ids)]
+
+    def flaws(self, ids: Sequence[ObjectId], *, trust_marks: bool = True) -> list[Flaw | None]:
+        """For each object what is wrong with it; without `trust_marks`, damage on record is not looked at."""
         with self._keeper.kv.read() as txn:
-            has_marks = txn.count("damage") > 0
-            for object_id, row in zip(ids, txn.get_many("objects", ids), strict=True):
-                flaw = self._nowhere(object_id)
-                for place in decode_object(row)[1][::-1] if row else ():
-                    found = self._place_flaw(place, txn)
-                    if found is None:
-                        break
-                    flaw = found
-                else:
-                    return flaw
+            has_marks = trust_marks and self._has_marks(txn)
+            return [
+                self._object_flaw(object_id, row, txn, has_marks=has_marks)
+                for object_id, row in zip(ids, txn.get_many("objects", ids), strict=True)
+            ]
+
+    def _has_marks(self, txn: KvReader) -> bool:
+        return txn.count("damage") > 0
+
+    def _object_flaw(self, object_id: ObjectId, row: bytes | None, txn: KvReader, *, has_marks: bool) -> Flaw | None:
+        places = decode_object(row)[1][::-1] if row else ()
+        flaw: Flaw | None = None
+        for place in places:
+            flaw = self._place_flaw(place, txn)
+            if flaw is None:
                 mark = txn.get("damage", object_id) if has_marks else None
-                if mark is not None:
-                    return Flaw("damaged", mark.decode(errors="replace"))
-        return None
+                return None if mark is None else _marked(object_id, mark)
+        return flaw or self._nowhere(object_id)
 
     def _nowhere(self, object_id: ObjectId) -> Flaw:
         """Of an object that no file here holds: while files are missing, it may lie in one of them."""
         what = f"object {short(object_id)} is in no pack or entry"
-        return Flaw("incomplete", f"{what}; {self._missing} missing") if self._missing else Flaw("damaged", what)
+        return Flaw("incomplete", f"{what}; {self._absent}") if self._absent else Flaw("damaged", what)
+
+    @cached_property
+    def _absent(self) -> str:
+        """Which files are missing or could not be read when the index was made; empty when none."""
+        packs = self._catalog.pending_packs()
+        absent = [f"pack {row.pack_id.hex()} is missing" for row in packs if row.found_size == -1]
+        absent += [f"timeline entry {row.seq} is missing" for row in self._catalog.bad_entries() if row.found_size < 0]
+        absent += [f"pack {row.pack_id.hex()} cannot be read" for row in packs if row.found_size == UNREADABLE]
+        more = f", and {len(absent) - 1} more files" if len(absent) > 1 else ""
+        return f"{absent[0]}{more}" if absent else ""
+
+    # --- files ---
 
     def _place_flaw(self, place: Place, txn: KvReader) -> Flaw | None:
         if place.is_inline:
             return self._entry_flaw(place)
         if place.pack_no not in self._packs:
             row = txn.get("packs", number_key(place.pack_no))
-            self._packs[place.pack_no] = self._pack_flaw(*decode_pack_row(row)) if row else None
+            self._packs[place.pack_no] = (
+                Flaw("damaged", f"pack number {place.pack_no} is unknown")
+                if row is None
+                else self._pack_flaw(*decode_pack_row(row))
+            )
         return self._packs[place.pack_no]
 
     def _pack_flaw(self, pack_id: bytes, expected: int) -> Flaw | None:
-        found = self._fs.size(pack_path(self._root, pack_id))
+        found = self._size(pack_path(self._timeline.root, pack_id))
         if found is None:
             return Flaw("incomplete", f"pack {pack_id.hex()} is missing")
         if found != expected:
@@ -105,12 +164,64 @@ class WholenessCheck:
         return None
 
     def _entry_flaw(self, place: Place) -> Flaw | None:
-        seq = place.entry_seq
-        if seq not in self._entry_sizes:
-            self._entry_sizes[seq] = self._fs.size(self._timeline.path(seq))
-        size = self._entry_sizes[seq]
-        if size is None:
-            return Flaw("incomplete", f"timeline entry {seq} is missing")
-        if place.entry_offset + place.header_size + place.stored_size > size:
-            return Flaw("damaged", f"timeline entry {seq} is cut to {size} bytes")
+        found, end = self._size(self._timeline.path(place.entry_seq)), _end_in_entry(place)
+        if found is None:
+            return Flaw("incomplete", f"timeline entry {place.entry_seq} is missing")
+        if found < end:
+            return Flaw("damaged", f"timeline entry {place.entry_seq} has {found} bytes, an object ends at {end}")
         return None
+
+    def _size(self, path: str) -> int | None:
+        if path not in self._sizes:
+            self._sizes[path] = self._timeline.fs.size(path)
+        return self._sizes[path]
+
+    def sources(self, groups: Sequence[Sequence[ObjectId]]) -> list[list[Source] | None]:
+        """For each group of objects the files that they lie in; None when one has no place.
+
+        Valid also when the index is made again.
+        """
+        with self._keeper.kv.read() as txn:
+            return [self._sources(ids, txn) for ids in groups]
+
+    def _sources(self, ids: Sequence[ObjectId], txn: KvReader) -> list[Source] | None:
+        ends: dict[int, int] = {}
+        packs: set[int] = set()
+        for place in first_places(txn.get_many("objects", ids)):
+            if place is None:
+                return None
+            if place.is_inline:
+                ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
+            else:
+                packs.add(place.pack_no)
+        found = [Source(self._timeline.path(seq), end, False) for seq, end in ends.items()]
+        for pack_no in packs:
+            row = txn.get("packs", number_key(pack_no))
+            if row is None:
+                return None
+            pack_id, size = decode_pack_row(row)
+            found.append(Source(pack_path(self._timeline.root, pack_id), size, True))
+        return found
+
+    def are_sources_good(self, sources: Sequence[Source]) -> bool:
+        """Whether all these files are there with their sizes and no object at all is known to be damaged."""
+        if self._is_any_marked:
+            return False
+        found = ((source, self._size(source.path)) for source in sources)
+        return all(
+            size is not None and (size == source.size if source.is_pack else size >= source.size)
+            for source, size in found
+        )
+
+    @cached_property
+    def _is_any_marked(self) -> bool:
+        with self._keeper.kv.read() as txn:
+            return self._has_marks(txn)
+
+
+def _end_in_entry(place: Place) -> int:
+    return place.entry_offset + place.header_size + place.stored_size
+
+
+def _marked(object_id: ObjectId, mark: bytes) -> Flaw:
+    return Flaw("damaged", f"object {short(object_id)} is damaged: {mark.decode(errors='replace')}")
