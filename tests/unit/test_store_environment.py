@@ -42,7 +42,7 @@ def run(code: str, *arguments: str, warnings: str = "error", **environment: str)
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -347,6 +347,7 @@ MEASURE = """if True:
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's account of peak memory")
 @pytest.mark.full
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", [160 * MIB, 1024 * MIB], ids=["160 MiB", "1 GiB"])
 def test_commit_and_restore_stay_inside_their_memory(store_path: Path, size: int) -> None:
     extra = run(MEASURE, str(store_path), str(size))
