@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 
 import casckpt
@@ -40,7 +39,7 @@ def restore(settings: Settings) -> Iterator[Measurement]:
                 found.append(pairs.measurement("T4", case, target=target, size_bytes=size))
 
             def fresh() -> None:
-                read_and_hash(pool, fd, np.empty(size, np.uint8).data)
+                read_and_hash(pool, fd, torch.empty(size, dtype=torch.uint8).numpy().data)
 
             found: list[Measurement] = []
             targets = {"model": state}
