@@ -21,6 +21,7 @@ ENTRIES_PER_SHARD = 1000  # timeline files per folder, so that listing on doubt 
 OBJECT_SIZE_MAX = 64 * MIB  # structures and manifests of state with very many leaves; chunks are far smaller
 RECORD_ALIGNMENT = 64  # payloads in packs start on a cache line, so raw Arrow segments can be mapped
 PACK_COUNT_PER_ENTRY_MAX = 65536
+GAP_MAX = 1_000_000  # numbers missing in a row, as in a copy under way; what lies beyond is a stray file
 
 # --- state trees ---
 TREE_DEPTH_MAX = 256  # deeper trees are refused on both sides; Python's own recursion limit lies above

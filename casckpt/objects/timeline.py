@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from itertools import pairwise
 
 from casckpt.digest import digest
 from casckpt.errors import CorruptionError, NotFoundError
 from casckpt.format.entry import Entry, decode_entry
 from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
-from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX
+from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX, GAP_MAX
 from casckpt.storage.fs import FileSystem, is_about_file, read_file
 from casckpt.storage.process import System
 
@@ -94,7 +95,9 @@ class Timeline:
                 # A number outside its own shard is a stray file: `path` never leads to it.
                 if _SEQ.fullmatch(name) and int(name) >= start and int(name) // ENTRIES_PER_SHARD == int(shard):
                     found.append(int(name))
-        return sorted(found)
+        found.sort()
+        jumps = (at for at, (one, two) in enumerate(pairwise([start - 1, *found])) if two - one > GAP_MAX)
+        return found[: next(jumps, len(found))]
 
     def append(self, seq: int, encoded: bytes, *, is_verified: bool = True) -> bool:
         """Publish `encoded` under `seq`: durable when this returns True; False when the number is taken.

@@ -293,6 +293,9 @@ def test_stray_files_are_nobodys_entries(store: Any) -> None:
     for name in names:
         (shard / name).write_bytes(b"stray")
     (shard.parent / ("²" * 14)).mkdir()
+    far = shard.parent / "00090000000000" / "00000090000000000000"  # a well-formed number that nobody can have reached
+    far.parent.mkdir()
+    far.write_bytes(b"stray")
     (Path(store.path) / "packs" / "zz").mkdir()
     (Path(store.path) / "packs" / "zz" / ("zz" + " " * 30)).write_bytes(b"stray")
     shutil.rmtree(Path(store.path) / "index")
