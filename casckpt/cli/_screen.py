@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import click
 
 from casckpt.cli import _exits
 from casckpt.cli._text import shown
+from casckpt.errors import BusyError, ReadOnlyError, StorageError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -59,13 +61,24 @@ def ref_argument(name: str = "ref", *, is_required: bool = False) -> Callable[[A
 
 
 @contextlib.contextmanager
-def looking(path: str) -> Iterator[tuple[Store, Inspection]]:
-    """A store opened read-only: nothing of it is changed or built, and a training may go on meanwhile."""
+def looking(path: str, *, may_note_damage: bool = False) -> Iterator[tuple[Store, Inspection]]:
+    """A store opened read-only: nothing of it is changed or built, and a training may go on meanwhile.
+
+    With `may_note_damage`, opened for writing where that can be, so that its index remembers what is found.
+    """
     from casckpt.store.inspection import Inspection
+
+    with _opened(path, may_note_damage) as store:
+        yield store, Inspection(store)
+
+
+def _opened(path: str, may_note_damage: bool) -> Store:
     from casckpt.store.opening import open_store
 
-    with open_store(path, read_only=True) as store:
-        yield store, Inspection(store)
+    if may_note_damage and os.access(path, os.W_OK):
+        with contextlib.suppress(ReadOnlyError, BusyError, StorageError, UnsupportedFormatError):
+            return open_store(path)
+    return open_store(path, read_only=True)
 
 
 def chosen_run(inspection: Inspection, run: str | None) -> str:

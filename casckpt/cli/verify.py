@@ -41,8 +41,11 @@ def verify(path: str, read_data: bool, as_json: bool) -> None:
 
     Without --read-data: timeline entries are decoded and their links checked, descriptions of components are read, and
     every object must lie in a file of the right size. Exit code 0: no damage found, 1: damage found.
+
+    Damaged objects are remembered in the index, so that later commits store them again; where the store cannot be
+    written, it is only read.
     """
-    with looking(path) as (store, inspection):
+    with looking(path, may_note_damage=True) as (store, inspection):
         with progress("objects read") as bar:
             report = store.verify(read_data=read_data, progress=bar)
         flawed = [row for row in inspection.history(with_retired=True).rows if row.reason] if not report.ok else []

@@ -65,13 +65,19 @@ _STEP_MAX = (1 << 63) - 1
 def check_name(name: str, what: str) -> str:
     """A run, branch, tag or component name that index keys, paths and references can carry."""
     if not isinstance(name, str) or not name or not is_text(name) or len(name.encode()) > NAME_SIZE_MAX:
-        raise InvalidInputError(f"{what} name {name!r}: expected 1 to {NAME_SIZE_MAX} bytes of UTF-8 text", name=name)
+        raise InvalidInputError(
+            f"{what} name {name!r:.100}: expected 1 to {NAME_SIZE_MAX} bytes of UTF-8 text", name=name
+        )
     if any(ord(c) < 32 or ord(c) == 127 for c in name) or name != name.strip() or name in (".", ".."):
-        raise InvalidInputError(f"{what} name {name!r}: control characters and outer spaces are not allowed", name=name)
+        raise InvalidInputError(
+            f"{what} name {name!r:.100}: control characters and outer spaces are not allowed", name=name
+        )
     if "/" in name or "\\" in name or (what != "component" and "@" in name):
-        raise InvalidInputError(f"{what} name {name!r}: '/', '\\' and '@' are not allowed. Use '-' or '.'.", name=name)
+        raise InvalidInputError(
+            f"{what} name {name!r:.100}: '/', '\\' and '@' are not allowed. Use '-' or '.'.", name=name
+        )
     if what in ("branch", "tag") and (HEX_PREFIX.fullmatch(name) or name == "latest" or name.isdigit()):
-        raise InvalidInputError(f"{what} name {name!r} reads like a snapshot id, a step or 'latest'", name=name)
+        raise InvalidInputError(f"{what} name {name!r:.100} reads like a snapshot id, a step or 'latest'", name=name)
     return name
 
 
@@ -82,7 +88,7 @@ def check_step(step: Any) -> int:
     except (AttributeError, TypeError):
         value = None
     if value is None or isinstance(step, bool) or not 0 <= value <= _STEP_MAX:
-        raise InvalidInputError(f"step {step!r}: expected an integer from 0 to 2**63 - 1", step=step)
+        raise InvalidInputError(f"step {step!r:.100}: expected an integer from 0 to 2**63 - 1", step=step)
     return int(value)
 
 
@@ -211,7 +217,7 @@ class Catalog:
             return self._resolve_prefix(ref)  # one id in forty starts with eight decimal digits
         if found is None:
             raise NotFoundError(
-                f"run {run!r}, branch {branch!r}: no step {step}{self._bad_hint()}. Run `casckpt log`.",
+                f"run {run!r:.100}, branch {branch!r:.100}: no step {step}{self._bad_hint()}. Run `casckpt log`.",
                 step=step,
                 run=run,
                 branch=branch,
@@ -220,7 +226,7 @@ class Catalog:
 
     def _resolve_text(self, ref: str, run: str) -> SnapshotId:
         if not is_text(ref):
-            raise InvalidInputError(f"reference {ref!r}: expected UTF-8 text", ref=ref)
+            raise InvalidInputError(f"reference {ref!r:.100}: expected UTF-8 text", ref=ref)
         with self._keeper.kv.read() as txn:
             tagged = txn.get("tags", name_key(run, ref))
         if tagged is not None:
@@ -234,7 +240,8 @@ class Catalog:
         if HEX_PREFIX.fullmatch(ref):
             return self._resolve_prefix(ref)
         raise NotFoundError(
-            f"{ref!r} is no tag, branch, branch@step or snapshot id in run {run!r}. Run `casckpt log --all-runs`.",
+            f"{ref!r:.100} is no tag, branch, branch@step or snapshot id in run {run!r:.100}. "
+            "Run `casckpt log --all-runs`.",
             ref=ref,
             run=run,
         )
@@ -246,13 +253,13 @@ class Catalog:
         if len(found) == 1:
             return found[0]
         if found:
-            raise InvalidInputError(f"snapshot id {ref!r} fits {len(found)} snapshots. Give more digits.", ref=ref)
-        raise NotFoundError(f"no snapshot id starts with {ref!r}. Run `casckpt log --all-runs`.", ref=ref)
+            raise InvalidInputError(f"snapshot id {ref!r:.100} fits {len(found)} snapshots. Give more digits.", ref=ref)
+        raise NotFoundError(f"no snapshot id starts with {ref!r:.100}. Run `casckpt log --all-runs`.", ref=ref)
 
     def _existing(self, snapshot_id: SnapshotId, ref: Any) -> SnapshotId:
         with self._keeper.kv.read() as txn:
             if txn.get("snaps", snapshot_id) is None:
-                raise NotFoundError(f"{ref!s}: snapshot {short(snapshot_id)} is not in this store", ref=str(ref))
+                raise NotFoundError(f"{ref!s:.100}: snapshot {short(snapshot_id)} is not in this store", ref=str(ref))
         return snapshot_id
 
     def _bad_hint(self) -> str:

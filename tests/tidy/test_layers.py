@@ -26,7 +26,7 @@ LAYERS = (
         "casckpt.demo",
         "casckpt.testing",
     ),  # testing: fault doubles, oracles, invariants as a user sees them
-    ("casckpt_gc",),
+    ("casckpt_gc", "casckpt.__main__"),
 )
 SIDEWAYS = {
     ("casckpt.digest", "casckpt.ids"),

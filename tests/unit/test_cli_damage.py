@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import casckpt
-from tests.unit.cli_stores import call, entry_path, flip, make_store
+from tests.unit.cli_stores import call, entry_path, flip, make_store, weights
 
 COMMIT_1, COMMIT_2, COMMIT_3, COMMIT_4, TAG, RETIRE, SIDE, OTHER = range(1, 9)  # timeline entries of `make_store`
 
@@ -221,3 +222,46 @@ def _damage(path: Path, how: str) -> None:
         flip(path, len(data) // 2)
     else:
         path.write_bytes({"empty": b"", "zero": bytes(len(data)), "half": data[: len(data) // 2]}[how])
+
+
+# --- what verify remembers ---
+
+
+def damaged_chunk(store: Path) -> Path:
+    """Turn over one bit in the middle of the pack that step 4 brought."""
+    pack = pack_of(store, COMMIT_4)
+    flip(pack, pack.stat().st_size // 2)
+    return pack
+
+
+def test_what_verify_finds_is_stored_again_by_the_next_commit(store: Path) -> None:
+    damaged_chunk(store)
+    assert call("verify", store, "--read-data").code == 1
+    state = {"policy": {"w": weights(4)}, "frozen": {"w": weights(99)}, "counters": {"step": 4}}
+    with casckpt.open(store, run="again") as opened:
+        opened.commit(1, state)
+        assert (opened.restore(1)["policy"]["w"] == weights(4)).all()
+
+
+def test_verify_of_a_store_that_cannot_be_written_only_reads(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged_chunk(store)
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != "lock.mdb"}
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert call("verify", store, "--read-data").code == 1
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != "lock.mdb"} == before
+
+
+def test_verify_reads_where_opening_for_writing_fails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casckpt.store import opening
+
+    real, modes = opening.open_store, []
+
+    def refusing(path: Any, *, read_only: bool = False) -> Any:
+        modes.append(read_only)
+        if not read_only:
+            raise casckpt.StorageError("read-only file system", errno=30, path=str(path))
+        return real(path, read_only=True)
+
+    monkeypatch.setattr(opening, "open_store", refusing)
+    assert call("verify", store).code == 0
+    assert modes == [False, True]

@@ -338,3 +338,11 @@ def test_metrics_are_short() -> None:
 def test_json_says_what_json_lacks() -> None:
     values = plain({1: float("nan"), "b": [float("-inf"), float("inf"), b"\x01\xff", (None, True)]})
     assert values == {"1": "NaN", "b": ["-Infinity", "Infinity", "01ff", [None, True]]}
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "casckpt", "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{call('--version').out}"

@@ -451,3 +451,21 @@ def test_every_refusal_pickles_with_its_facts(store: Any) -> None:
     for error in refusals:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - an error made in this test
         assert (type(copy), str(copy), copy.facts) == (type(error), str(error), error.facts)
+
+
+@pytest.mark.parametrize("ref", ["x" * 10_000, "f" * 10_000, "main@" + "9" * 10_000, 10**4000, "\ud800" * 10_000])
+def test_a_message_echoes_a_bounded_part_of_a_reference(store_path: Path, ref: Any) -> None:
+    with open_store(store_path) as store:
+        store.commit(1, {"a": {"n": 1}})
+        with pytest.raises(casckpt.CasckptError) as caught:
+            store.restore(ref)
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "a\n" * 50, "/" * 180])
+def test_a_message_echoes_a_bounded_part_of_a_name(store_path: Path, name: str) -> None:
+    with open_store(store_path) as store:
+        store.commit(1, {"a": {"n": 1}})
+        with pytest.raises(casckpt.InvalidInputError) as caught:
+            store.tag(name, 1)
+        assert len(str(caught.value)) < 250
