@@ -46,13 +46,14 @@ class Chooser:
 
     def view(self, position: Position, branch: str | None = None) -> TimelineView:
         """The line of a branch, or of where a handle stands."""
+        if branch is None and position.is_fork and position.snapshot is not None:
+            # About to open a branch: its line is the one that it forks from, whoever takes the name meanwhile.
+            parent = self._catalog.load(position.snapshot)
+            line = [(n, min(stop, position.step)) for n, stop in self._catalog.line(parent.run, parent.branch)]
+            return TimelineView(self._catalog, self._keeper, line)
         line = self._catalog.line(self._run, branch or position.branch)
         if not line and branch is not None:
             raise NotFoundError(f"run {self._run!r} has no branch {branch!r}. Run `casckpt log`.", branch=branch)
-        if not line and position.snapshot is not None:
-            # About to open a branch: its line is the one that it forks from.
-            parent = self._catalog.load(position.snapshot)
-            line = [(n, min(stop, position.step)) for n, stop in self._catalog.line(parent.run, parent.branch)]
         return TimelineView(self._catalog, self._keeper, line)
 
     def resolve(self, ref: Any, position: Position) -> SnapshotId:
