@@ -1,15 +1,19 @@
-"""One thread pool per process for hashing, encoding, reading and decoding: work that releases the GIL.
+"""Thread pools of the process for hashing, encoding, reading and decoding: work that releases the GIL.
+
+Background commits have pools of their own, whose threads yield to training.
 
 A forked child starts without it and makes its own at first use: the parent's threads do not exist there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -18,9 +22,12 @@ from casckpt.limits import POOL_THREADS_MAX
 T = TypeVar("T")
 R = TypeVar("R")
 
+_NICE = 10  # background threads get a tenth of a core that training wants, and all of one that it does not
+_IO_THREADS = 2
+
 _lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
-_io_pool: ThreadPoolExecutor | None = None
+_pools: dict[str, ThreadPoolExecutor] = {}
+_mode = threading.local()
 
 
 def thread_count() -> int:
@@ -30,14 +37,38 @@ def thread_count() -> int:
 
 
 def submit(function: Callable[..., R], *arguments: object) -> Future[R]:
-    global _pool
+    return _submit("casckpt", thread_count(), function, arguments)
+
+
+@contextlib.contextmanager
+def background() -> Iterator[None]:
+    """What this thread does and submits meanwhile yields to the rest of the process.
+
+    For threads that do nothing else afterwards: a priority that was given up cannot be taken back.
+    """
+    _be_nice()
+    _mode.is_background = True
+    try:
+        yield
+    finally:
+        _mode.is_background = False
+
+
+def _be_nice() -> None:
+    if sys.platform.startswith("linux"):  # elsewhere a priority is the process's, not the thread's
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _submit(name: str, count: int, function: Callable[..., R], arguments: tuple[object, ...]) -> Future[R]:
+    is_background = getattr(_mode, "is_background", False)
+    key = f"{name}-background" if is_background else name
     with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(thread_count(), thread_name_prefix="casckpt")
-        return _submit(_pool, function, arguments)
-
-
-def _submit(executor: ThreadPoolExecutor, function: Callable[..., R], arguments: tuple[object, ...]) -> Future[R]:
+        if key not in _pools:
+            _pools[key] = ThreadPoolExecutor(
+                count, thread_name_prefix=key, initializer=_be_nice if is_background else None
+            )
+        executor = _pools[key]
     try:
         return executor.submit(function, *arguments)
     except RuntimeError:
@@ -52,11 +83,7 @@ def _submit(executor: ThreadPoolExecutor, function: Callable[..., R], arguments:
 
 def submit_io(function: Callable[..., R], *arguments: object) -> Future[R]:
     """Run work that mostly waits for the disk on threads of its own, so that it does not hold up hashing."""
-    global _io_pool
-    with _lock:
-        if _io_pool is None:
-            _io_pool = ThreadPoolExecutor(2, thread_name_prefix="casckpt-io")
-        return _submit(_io_pool, function, arguments)
+    return _submit("casckpt-io", _IO_THREADS, function, arguments)
 
 
 def map_ordered(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Generator[R, None, None]:
@@ -118,8 +145,8 @@ def settle(futures: Iterable[Future[R]]) -> None:
 
 
 def _forget() -> None:
-    global _pool, _io_pool, _lock
-    _pool = _io_pool = None
+    global _lock
+    _pools.clear()
     _lock = threading.Lock()
 
 

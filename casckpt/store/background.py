@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from casckpt.errors import BusyError, SaveFailedError
+from casckpt.objects import pool
 from casckpt.store.values import Snapshot
 
 IN_FLIGHT_MAX = 2
@@ -118,6 +119,10 @@ class Background:
                 self._thread.start()
 
     def _run(self) -> None:
+        with pool.background():
+            self._work()
+
+    def _work(self) -> None:
         while True:
             with self._lock:
                 if not self._queue:

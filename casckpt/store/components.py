@@ -10,8 +10,10 @@ transaction or a hand-over to another thread is paid once, however many small co
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from casckpt.codec import Hint
 from casckpt.errors import CorruptionError
@@ -54,6 +56,24 @@ class Added:
     new_bytes: dict[str, int]
 
 
+class _Chunk(NamedTuple):
+    """One chunk's place in a payload, and what paid for it before."""
+
+    parts: list[Part]
+    size: int
+    itemsize: int
+    hint: Hint
+
+
+class _Shape(NamedTuple):
+    """The chunks of a component of a certain structure; planned once, used while the structure stays."""
+
+    structure_bytes: bytes
+    scalars_size: int
+    layout: Layout
+    chunks: list[_Chunk]
+
+
 @dataclass
 class _Plan:
     """One captured component on its way."""
@@ -61,6 +81,7 @@ class _Plan:
     captured: Captured
     known: Known | None
     layout: Layout
+    chunks: list[_Chunk]
     structure_id: ObjectId
 
     @property
@@ -79,7 +100,7 @@ class Components:
         self._catalog = catalog
         self._chunk_size = chunk_size
         self._known: dict[str, Known] = {}
-        self._hints: dict[tuple[str, int], Hint] = {}
+        self._shapes: dict[str, _Shape] = {}
 
     def stand_at(self, known: dict[str, Known]) -> None:
         """Compare with these components from now on; those not among them are read from the store when needed."""
@@ -96,7 +117,7 @@ class Components:
         """
         trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
-        results = iter(writer.add_chunks([task for name, plan in plans.items() for task in self._tasks(name, plan)]))
+        results = iter(writer.add_chunks([task for plan in plans.values() for task in self._tasks(plan)]))
         added = Added({}, {}, {})
         changed: dict[str, list[ObjectId]] = {}
         for name, plan in plans.items():
@@ -165,22 +186,33 @@ class Components:
                 ids[name] = known.structure_id
         new = {name: captured.structure_bytes for name, captured in draft.captured.items() if name not in ids}
         ids.update(zip(new, writer.add_all((STRUCTURE, plain) for plain in new.values()), strict=True))
-        return {
-            name: _Plan(captured, trusted[name], self.layout(captured), ids[name])
-            for name, captured in draft.captured.items()
-        }
+        plans = {}
+        for name, captured in draft.captured.items():
+            shape = self._shape(name, captured)
+            plans[name] = _Plan(captured, trusted[name], shape.layout, shape.chunks, ids[name])
+        return plans
 
-    def _tasks(self, name: str, plan: _Plan) -> Iterable[ChunkTask]:
-        known_ids = plan.known.ids if plan.known and plan.is_alike else None
-        for chunk, size in enumerate(plan.layout.chunk_sizes):
-            parts = plan.layout.parts(chunk)
-            yield ChunkTask(
-                functools.partial(read_chunk, plan.captured, parts, size),
-                size,
-                plan.layout.itemsizes[chunk],
-                known_ids[chunk] if known_ids else None,
-                self._hints.setdefault((name, parts[0].block), Hint()),
-            )
+    def _shape(self, name: str, captured: Captured) -> _Shape:
+        known = self._shapes.get(name)
+        is_known = known is not None and known.structure_bytes == captured.structure_bytes
+        if known is not None and is_known and known.scalars_size == len(captured.scalars):
+            return known
+        layout = self.layout(captured)
+        hints: dict[int, Hint] = (
+            {chunk.parts[0].block: chunk.hint for chunk in known.chunks} if known and is_known else {}
+        )
+        chunks = []
+        for chunk, size in enumerate(layout.chunk_sizes):
+            parts = layout.parts(chunk)
+            hint = hints.setdefault(parts[0].block, Hint())
+            chunks.append(_Chunk(parts, size, layout.itemsizes[chunk], hint))
+        shape = self._shapes[name] = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks)
+        return shape
+
+    def _tasks(self, plan: _Plan) -> Iterable[ChunkTask]:
+        known_ids = plan.known.ids if plan.known and plan.is_alike else itertools.repeat(None)
+        for (parts, size, itemsize, hint), known_id in zip(plan.chunks, known_ids, strict=False):
+            yield ChunkTask(functools.partial(read_chunk, plan.captured, parts, size), size, itemsize, known_id, hint)
 
     def _keep(self, added: Added, draft: Draft, name: str, plan: _Plan, known: Known, parent: Snapshot | None) -> None:
         """An unchanged component: the same manifest, captured anew."""

@@ -29,7 +29,8 @@ from casckpt.index.tables import Place
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.reader import Request
 from casckpt.state.build import Assembly
-from casckpt.state.target import Target, mismatch
+from casckpt.state.differences import mismatch
+from casckpt.state.target import Target
 from casckpt.store.catalog import Catalog
 
 
