@@ -153,21 +153,21 @@ class Chooser:
         return bad + [f"pack {row.pack_id.hex()} is missing or short" for row in self._catalog.pending_packs()]
 
     def heads(self) -> frozenset[bytes]:
-        """The heads of the run's branches, to be taken before a resume chooses; see `position_at`."""
+        """The heads of the run's branches, the same before and after a resume chose; see `position_at`."""
         return frozenset(row.head for row in self._catalog.branch_rows(self._run).values())
 
     def position_at(self, snapshot_id: SnapshotId, branch: str | None, heads: frozenset[bytes]) -> Position:
         """Where a handle stands after resuming: on the snapshot's branch if that is its head, else before a new one.
 
-        A head that another learner moved while the resume was reading (it is in `heads`, those before) still stands
-        on its branch: the next commit is then the conflict that it is, not a branch that nobody asked for.
+        `heads` are those at the choice: where another learner moved the head while the resume was reading, the next
+        commit is the conflict that it is, not a branch that nobody asked for.
         """
         snapshot = self._catalog.load(snapshot_id)
         rows = self._catalog.branch_rows(self._run)
         if branch is not None:
             self.check_free(branch, "branch")
         head = rows.get(snapshot.branch)
-        is_head = head is not None and (head.head == snapshot_id or snapshot_id in heads)
+        is_head = head is not None and snapshot_id in heads
         if branch is None and snapshot.run == self._run and is_head:
             return Position(snapshot.branch, snapshot_id, snapshot.step, snapshot)
         name = branch or f"{snapshot.branch}-{snapshot.step}"

@@ -350,8 +350,7 @@ class Store:
         """
         with self._writing("resume"):
             self._background.raise_failures()
-            heads = self._chooser.heads()
-            found = self._find_start(ref, allow_mixed, schema_version)
+            found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
             with self._noting_damage(found[0]):
@@ -386,8 +385,7 @@ class Store:
         """
         with self._writing("resume_into"):
             self._background.raise_failures()
-            heads = self._chooser.heads()
-            found = self._find_start(ref, allow_mixed, schema_version)
+            found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
             if strict:
@@ -434,12 +432,17 @@ class Store:
             ref, self._committer.position, allow_mixed=allow_mixed, schema_version=schema_version
         )
 
-    def _find_start(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> Choice | None:
-        """Where to resume; None for a provably new run."""
-        self._keeper.catch_up()
-        if ref == "latest" and self._chooser.is_fresh():
-            return None
-        return self._choose(ref, allow_mixed, schema_version)
+    def _find_start(
+        self, ref: Any, allow_mixed: bool, schema_version: int | None
+    ) -> tuple[Choice | None, frozenset[bytes]]:
+        """Where to resume, None for a provably new run; and the branch heads among which that was chosen."""
+        while True:
+            self._keeper.catch_up()
+            heads = self._chooser.heads()
+            is_fresh = ref == "latest" and self._chooser.is_fresh()
+            found = None if is_fresh else self._choose(ref, allow_mixed, schema_version)
+            if heads == self._chooser.heads():
+                return found, heads
 
     # --- looking ---
 
