@@ -40,8 +40,7 @@ def check_store(path: str, oracle: Rehearsal) -> None:
         InvariantError: naming the invariant.
     """
     acknowledged, possible = oracle.acknowledged, oracle.possible
-    if not acknowledged and not _is_store(path):
-        casckpt.open(path, create=True).close()
+    _make_if_nothing_is_owed(path, oracle)
     _check_read_only(path, acknowledged, possible)
     with casckpt.open(path) as store:
         check_snapshots(store, acknowledged, possible)
@@ -61,6 +60,7 @@ def check_promises(path: str, oracle: Rehearsal) -> None:
     Raises:
         InvariantError: I1 or I2.
     """
+    _make_if_nothing_is_owed(path, oracle)
     with casckpt.open(path) as store:
         check_snapshots(store, oracle.acknowledged, oracle.possible)
     _check_acts(path, oracle)
@@ -153,12 +153,14 @@ def listing(path: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _is_store(path: str) -> bool:
+def _make_if_nothing_is_owed(path: str, oracle: Rehearsal) -> None:
+    """A crash before the first acknowledgement may leave no store: then it must be possible to make one there."""
+    if oracle.acknowledged:
+        return
     try:
         casckpt.open(path, read_only=True).close()
     except NotFoundError:
-        return False
-    return True
+        casckpt.open(path, create=True).close()
 
 
 def _demand(is_kept: bool, invariant: str, text: str) -> None:

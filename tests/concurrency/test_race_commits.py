@@ -187,3 +187,18 @@ def test_head_moved_while_latest_is_being_resumed_is_a_conflict_and_not_a_branch
         with pytest.raises(ConflictError):
             one.commit(2, {"counters": "one"})
         assert [branch.name for branch in one.branches()] == ["main"]
+
+
+def test_handle_before_a_fork_does_not_list_the_branch_that_took_its_name(store_path: Path) -> None:
+    with casckpt.open(str(store_path), create=True) as one, casckpt.open(str(store_path)) as two:
+        for step in (1, 2):
+            one.commit(step, {"counters": step})
+        one.resume(1)
+        two.resume(1)
+        assert two.branch == one.branch
+        one.commit(3, {"counters": "one"})
+        assert two.steps() == [1]
+        assert two.resume("latest") == {"counters": 1}
+        two.commit(4, {"counters": "two"})
+        assert two.branch != one.branch
+        assert (one.steps(), two.steps()) == ([1, 3], [1, 4])

@@ -98,6 +98,7 @@ def _sweep(folder: Path, acts: Sequence[Act], kinds: Collection[str] = COUNTED) 
     assert kill_at > len(acts)
 
 
+@pytest.mark.full
 def test_kill_before_a_folder_sync_and_a_power_cut_lose_nothing_acknowledged(tmp_path: Path) -> None:
     _sweep(tmp_path, HISTORY[:2], {"sync_folder"})
 
