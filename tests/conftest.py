@@ -35,7 +35,8 @@ for _name, _examples, _derandomize in (("quick", 30, True), ("full", 150, True),
 settings.load_profile(os.environ.get("CASCKPT_HYPOTHESIS_PROFILE", "full" if os.environ.get("CI") else "quick"))
 
 JOIN_TIMEOUT_S = 5.0
-POOL_THREAD_PREFIXES = ("casckpt_", "casckpt-io_", "casckpt-background_", "casckpt-io-background_")  # the pools of a process, which live as long as the process
+# The pools of a process, which live as long as the process.
+POOL_THREAD_PREFIXES = ("casckpt_", "casckpt-io_", "casckpt-background_", "casckpt-io-background_")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -73,6 +73,7 @@ def run(name: str, blocks: list[Block], folder: Path) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "document",
     [path for path in DOCUMENTS if runnable(path.read_text(encoding="utf-8"))],

@@ -192,6 +192,7 @@ def test_scalars_beyond_json_say_their_type(value: Any, node: Any) -> None:
     assert scalar_node(value) == node
 
 
+@pytest.mark.full
 def test_modules_optimizers_and_generators_are_exported(tmp_path: Path) -> None:
     net = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(net.parameters())

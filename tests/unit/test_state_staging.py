@@ -105,6 +105,7 @@ def test_a_write_during_the_copy_is_refused_and_takes_no_buffer(kind: str, monke
     staging.stage([captured])
 
 
+@pytest.mark.full
 def test_staging_leaves_the_users_thread_count_and_torch_alone() -> None:
     code = (
         "import torch\n"

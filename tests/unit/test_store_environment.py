@@ -435,6 +435,7 @@ DECODE = """if True:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "environment"),
     [

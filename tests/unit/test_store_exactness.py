@@ -188,6 +188,7 @@ def test_state_without_leaves_comes_back(store: Any) -> None:
     assert store.commit(2, state).new_bytes == 0
 
 
+@pytest.mark.full
 def test_ten_thousand_leaves_come_back(store: Any) -> None:
     state = {"net": {f"layer.{i}": torch.full((3,), float(i)) for i in range(10_000)}}
     store.commit(1, state)
