@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 
-from casckpt.errors import CasckptError, CorruptionError, StorageError, StoreWarning
+from casckpt.errors import CasckptError, CorruptionError, InvalidInputError, StorageError, StoreWarning
 from casckpt.format.entry import Entry
 from casckpt.format.pack import PackRow
 from casckpt.ids import NO_DIGEST, StoreId
@@ -57,8 +57,10 @@ class IndexKeeper:
 
     @property
     def kv(self) -> Kv:
-        assert self._kv is not None, "opened by `open`"
-        return self._kv
+        kv = self._kv
+        if kv is None:
+            raise InvalidInputError(f"store {self._root}: this handle is closed. Open it again.", path=self._root)
+        return kv
 
     @property
     def is_in_memory(self) -> bool:

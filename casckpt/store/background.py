@@ -142,8 +142,9 @@ class Background:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all saves under way."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for handle in self.under_way():
-            if not handle._done.wait(timeout_s):
+            if not handle._done.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 raise BusyError(f"step {handle.step} is still being committed after {timeout_s} s", step=handle.step)
 
     def under_way(self) -> list[SaveHandle]:

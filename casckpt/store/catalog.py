@@ -17,6 +17,7 @@ from casckpt.errors import (
     IncompleteError,
     InvalidInputError,
     NotFoundError,
+    StorageError,
     StoreWarning,
     UnsupportedFormatError,
 )
@@ -54,6 +55,7 @@ from casckpt.limits import NAME_SIZE_MAX
 from casckpt.objects.apply import is_consistent, snapshot_of
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
+from casckpt.storage.fs import is_about_file
 from casckpt.store.settle import is_text
 from casckpt.store.values import Branch, Component, Context, Snapshot
 
@@ -323,6 +325,8 @@ class Catalog:
             except UnsupportedFormatError:
                 raise
             except CasckptError as error:
+                if isinstance(error, StorageError) and not is_about_file(error):
+                    raise
                 warnings.warn(f"left out of this list: {error.message}", StoreWarning, stacklevel=3)
 
     def context(self, snapshot_id: SnapshotId) -> Context:

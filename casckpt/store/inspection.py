@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from casckpt.errors import NotFoundError
+from casckpt.errors import NotFoundError, StorageError
 from casckpt.format.entry import Envelope
 from casckpt.format.structure import decode_structure
 from casckpt.ids import ObjectId, SnapshotId
@@ -30,6 +30,7 @@ from casckpt.index.tables import (
     line_key,
     split_name_key,
 )
+from casckpt.storage.fs import is_about_file
 from casckpt.store.choose import Chooser
 from casckpt.store.contents import Contents
 from casckpt.store.store import Store
@@ -260,6 +261,8 @@ class Inspection:
             flaw = self._check.first_flaw({name: bytes.fromhex(c.manifest) for name, c in snapshot.components.items()})
         except FLAWS as error:
             flaw = Flaw.of(error)
+        except StorageError as error:
+            flaw = _unreadable_now(error)
         whole = "retired" if row.is_retired else "mixed" if row.is_mixed else "consistent"
         run, branch = names.get(row.branch_no, ("", ""))
         return Row(
@@ -295,9 +298,10 @@ class Inspection:
 
     def _part(self, name: str, component: Component) -> Part:
         address = ObjectId(bytes.fromhex(component.manifest))
-        flaw = self._check.component_flaw(address)
+        flaw: Flaw | None = None
         leaf_count = chunk_count = stored = 0
         try:
+            flaw = self._check.component_flaw(address)
             manifest = self._catalog.manifest(address)
             chunk_count = manifest.chunk_count
             ids = [address, ObjectId(manifest.structure), *self._catalog.chunk_ids(manifest)]
@@ -309,6 +313,8 @@ class Inspection:
             leaf_count = len(decode_structure(self._keeper.reader.read(ObjectId(manifest.structure))).leaves)
         except FLAWS as error:
             flaw = flaw or Flaw.of(error)
+        except StorageError as error:
+            flaw = flaw or _unreadable_now(error)
         state, reason = flaw or Flaw("whole", "")
         return Part(name, component, leaf_count, chunk_count, stored, state, reason)
 
@@ -343,3 +349,10 @@ def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             first = number
         last = number
     yield first, last
+
+
+def _unreadable_now(error: StorageError) -> Flaw:
+    """A medium that refuses one file must not hide the others; what says nothing of the file is raised."""
+    if not is_about_file(error):
+        raise error
+    return Flaw("damaged", error.message)

@@ -241,7 +241,7 @@ class Store:
     def _commit_staged(self, draft: Draft, staged: list[Captured]) -> Snapshot:
         assert self._staging is not None
         try:
-            with self._turns.take("background commit"):
+            with self._turns.take("background commit", is_patient=True):
                 return self._commit(draft)
         finally:
             self._staging.release(staged)

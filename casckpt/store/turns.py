@@ -46,13 +46,13 @@ class Turns:
             )
 
     @contextlib.contextmanager
-    def take(self, what: str) -> Iterator[None]:
-        """Write alone; the same thread may nest.
+    def take(self, what: str, *, is_patient: bool = False) -> Iterator[None]:
+        """Write alone; the same thread may nest. Who `is_patient` waits for as long as it takes.
 
         Raises:
             BusyError: another thread has been writing for the whole timeout; `holder` says what it does.
         """
-        if not self._lock.acquire(timeout=self.timeout_s):
+        if not self._lock.acquire(timeout=-1 if is_patient else self.timeout_s):
             raise BusyError(
                 f"store {self._path}: this handle is busy with {self._holder} after {self.timeout_s} s. Use one handle "
                 "per thread, or wait.",

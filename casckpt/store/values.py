@@ -111,7 +111,7 @@ class Problem(Value):
     """Something found damaged, missing or in doubt.
 
     Attributes:
-        kind: "corrupt", "missing", "incomplete", "timeline" or "index".
+        kind: "corrupt" (bytes are wrong), "missing", "unreadable" (the medium refused), "incomplete" or "timeline".
         message: what, where, and what to do.
         snapshots: (run, branch, step, component, snapshot id) that need it.
     """

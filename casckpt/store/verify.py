@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from casckpt.errors import CasckptError, IncompleteError, NotFoundError, UnsupportedFormatError
+from casckpt.errors import CasckptError, IncompleteError, NotFoundError, StorageError, UnsupportedFormatError
 from casckpt.format.structure import decode_structure
 from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
 from casckpt.index.tables import decode_pack_row
@@ -18,6 +18,7 @@ from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import check_frame, pack_path
 from casckpt.objects.reader import Request
 from casckpt.objects.timeline import Timeline
+from casckpt.storage.fs import is_about_file
 from casckpt.store.catalog import Catalog
 from casckpt.store.values import Problem, VerifyReport
 from casckpt.store.wholeness import WholenessCheck
@@ -39,6 +40,7 @@ class _Found:
 
     def add_bad(self, object_id: ObjectId, error: CasckptError, owner: ObjectId | None = None) -> None:
         """Note a bad object; who needs it is looked up at the end, when all of them are known."""
+        _check_is_finding(error)
         self.bad.setdefault(object_id, error)
         if owner is not None and owner != object_id:
             self.owners.setdefault(object_id, set()).add(owner)
@@ -46,7 +48,7 @@ class _Found:
     def report(self) -> tuple[Problem, ...]:
         """All problems, each bad object with everybody who needs it."""
         for object_id, error in self.bad.items():
-            kind = "missing" if isinstance(error, IncompleteError | NotFoundError) else "corrupt"
+            kind = _kind_of(error)
             users = self.users(object_id)
             self.problems.append(Problem(kind, f"{error.message} {describe_users(users)}", object_id.hex(), users))
         return tuple(self.problems)
@@ -92,6 +94,7 @@ class Verifier:
             try:
                 entry = self._timeline.read(seq)
             except CasckptError as error:
+                _check_is_finding(error)
                 problems.append(Problem("timeline", error.message))
                 previous = self._timeline.link_digest(seq)
                 continue
@@ -137,7 +140,8 @@ class Verifier:
         try:
             check_frame(fs, root, pack_id, self._timeline.store_id)
         except CasckptError as error:
-            return Problem("corrupt", f"{error.message}. Its records are found without it.")
+            _check_is_finding(error)
+            return Problem(_kind_of(error), f"{error.message}. Its records are found without it.")
         return None
 
     def _add_snapshot(self, snapshot_id: SnapshotId, found: _Found) -> None:
@@ -146,9 +150,10 @@ class Verifier:
         except UnsupportedFormatError:
             raise
         except CasckptError as error:
+            _check_is_finding(error)
             row = self._catalog.row(snapshot_id)
             message = f"snapshot {short(snapshot_id)} of step {row.step} (timeline entry {row.seq}): {error.message}"
-            found.problems.append(Problem("corrupt", message, snapshot_id.hex()))
+            found.problems.append(Problem(_kind_of(error), message, snapshot_id.hex()))
             return
         where = (snapshot.run, snapshot.branch, snapshot.step)
         for name, ref in snapshot.components.items():
@@ -195,6 +200,18 @@ class Verifier:
             if progress is not None:
                 progress(min(start + _OBJECTS_PER_READ, len(ids)), len(ids))
         return done
+
+
+def _check_is_finding(error: CasckptError) -> None:
+    """Raise what says nothing of the data: too many open files, no permission. It is no damage to be remembered."""
+    if isinstance(error, StorageError) and not is_about_file(error):
+        raise error
+
+
+def _kind_of(error: CasckptError) -> str:
+    if isinstance(error, IncompleteError | NotFoundError):
+        return "missing"
+    return "unreadable" if isinstance(error, StorageError) else "corrupt"
 
 
 def describe_users(users: Iterable[User]) -> str:

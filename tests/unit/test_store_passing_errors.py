@@ -20,6 +20,7 @@ import casckpt
 from casckpt.errors import StorageError, StoreWarning
 from casckpt.storage.fs import LocalFileSystem, typed_error
 from casckpt.storage.process import System
+from casckpt.store.inspection import Inspection
 from casckpt.store.opening import open_store
 from casckpt.testing.wrapping import Operation, WrappedFileSystem
 
@@ -83,6 +84,34 @@ def test_a_medium_error_during_a_rebuild_is_looked_at_again_when_the_store_is_op
     with casckpt.open(three_steps) as store:
         assert store.verify().ok
         assert store.restore(3)["a"].tobytes() == noise(3).tobytes()
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_a_refused_read_during_a_verification_is_raised_and_is_no_damage(three_steps: Path, code: int) -> None:
+    disk = Refusing("", code)
+    with open_store(three_steps, system=System(file_system=disk)) as store:
+        disk.part = "/packs/"
+        with pytest.raises(StorageError):
+            store.verify()
+        disk.part = ""
+        assert store.verify().ok
+        assert store.commit(4, {"a": noise(3)}).new_bytes == 0
+
+
+def test_a_medium_error_is_told_and_hides_nothing_else(three_steps: Path) -> None:
+    disk = Refusing("", errno.EIO)
+    with open_store(three_steps, system=System(file_system=disk)) as store:
+        disk.part = max((path for path in (three_steps / "packs").rglob("*") if path.is_file()), key=_age).name
+        report = store.verify()
+        assert {problem.kind for problem in report.problems} == {"unreadable"}
+        assert {step for problem in report.problems for _, _, step, _, _ in problem.snapshots} == {3}
+        assert store.restore(2)["a"].tobytes() == noise(2).tobytes()
+        states = {row.step: row.state for row in Inspection(store).history().rows}
+    assert states[1] == states[2] == "consistent"
+
+
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def test_few_descriptors_are_enough_for_many_packs(store_path: Path) -> None:
