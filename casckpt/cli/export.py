@@ -72,9 +72,11 @@ def export(path: str, ref: str, folder: str, run: str | None, only: tuple[str, .
 
     The folder must not be there yet. It appears whole, or not at all.
     """
+    from casckpt.store.restore import choose
+
     with looking(path) as (store, inspection):
         snapshot = inspection.find(ref, chosen_run(inspection, run))
-        wanted = choose(snapshot, only)
+        wanted = choose(snapshot.components, only or None, snapshot.step)
         target = os.path.join(folder, f"step_{snapshot.step:0{STEP_DIGITS}d}")
         about = {"store_id": store.store_id.hex(), "context": store.context(snapshot.id).to_dict()}
         with progress("components") as bar:
@@ -85,28 +87,6 @@ def export(path: str, ref: str, folder: str, run: str | None, only: tuple[str, .
         print_json("export", document)
     else:
         say(f"{snapshot}: {plural(len(files), 'component')}, {size(total)} in {target}")
-
-
-def choose(snapshot: Snapshot, only: Sequence[str]) -> dict[str, list[str] | None]:
-    """The wanted components, and for those wanted in part the leaf paths.
-
-    Raises:
-        NotFoundError: a path that names no component of the snapshot.
-    """
-    wanted: dict[str, list[str] | None] = dict.fromkeys(snapshot.components) if not only else {}
-    for path in only:
-        name = max((n for n in snapshot.components if path == n or path.startswith(n + "/")), key=len, default=None)
-        if name is None:
-            raise NotFoundError(
-                f"{path!r} is no component of step {snapshot.step} and no leaf in one; it has "
-                f"{', '.join(snapshot.components)}. `casckpt show --leaves` lists the leaves.",
-                path=path,
-            )
-        if path == name:
-            wanted[name] = None
-        elif wanted.get(name, []) is not None:
-            wanted[name] = [*(wanted.get(name) or []), path]
-    return wanted
 
 
 def _export(

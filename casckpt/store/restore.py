@@ -10,7 +10,7 @@ without it each target is written as the data comes, and an error says which lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,19 +74,7 @@ class Restorer:
             NotFoundError: `only` names something that is not in the snapshot.
         """
         snapshot = self._catalog.load(snapshot_id)
-        wanted: dict[str, list[str] | None] = dict.fromkeys(snapshot.components) if only is None else {}
-        for path in only or ():
-            name = max((n for n in snapshot.components if path == n or path.startswith(n + "/")), key=len, default=None)
-            if name is None:
-                raise NotFoundError(
-                    f"{path!r} is no component of step {snapshot.step} and no leaf in one; it has "
-                    f"{sorted(snapshot.components)}. `casckpt show` lists the leaves.",
-                    path=path,
-                )
-            if path == name:
-                wanted[name] = None
-            elif wanted.get(name, []) is not None:
-                wanted[name] = [*(wanted.get(name) or []), path]
+        wanted = choose(snapshot.components, only, snapshot.step)
         return [self.load(name, snapshot.components[name]) for name in wanted], wanted
 
     def load(self, name: str, ref: ComponentRef) -> Stored:
@@ -256,6 +244,28 @@ class Restorer:
         if differences:
             raise mismatch(differences)
         return live
+
+
+def choose(components: Collection[str], only: Sequence[str] | None, step: int) -> dict[str, list[str] | None]:
+    """The wanted components, and for those wanted in part the leaf paths.
+
+    Raises:
+        NotFoundError: a path that names no component and no leaf in one.
+    """
+    wanted: dict[str, list[str] | None] = dict.fromkeys(components) if only is None else {}
+    for path in only or ():
+        name = max((n for n in components if path == n or path.startswith(n + "/")), key=len, default=None)
+        if name is None:
+            raise NotFoundError(
+                f"{path!r} is no component of step {step} and no leaf in one; it has {sorted(components)}. "
+                "`casckpt show --leaves` lists the leaves.",
+                path=path,
+            )
+        if path == name:
+            wanted[name] = None
+        elif wanted.get(name, []) is not None:
+            wanted[name] = [*(wanted.get(name) or []), path]
+    return wanted
 
 
 def _check_sizes(structure: Structure, manifest: Manifest) -> None:
