@@ -30,7 +30,7 @@ from casckpt.testing.wrapping import READING
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
-QUICK_STRIDE = 37
+QUICK_STRIDE, THOROUGH_STRIDE = 37, 5
 MODES: dict[str, Callable[[int], FailingFileSystem]] = {
     "EIO once": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO),
     "EIO for ever": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO, is_forever=True),
@@ -53,7 +53,12 @@ def _operation_count(path: Path) -> int:
     return fs.count
 
 
-def _run(path: str, fs: CountingFileSystem, expected: type[BaseException]) -> None:
+def _check(path: str, oracle: Rehearsal, number: int) -> None:
+    """Every fifth store is checked with all that takes long (rebuilt index, read-only, all data verified)."""
+    (check_store if number % THOROUGH_STRIDE == 1 else check_promises)(path, oracle)
+
+
+def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], number: int) -> None:
     """The history on a bad disk. An act that fails is repeated on the same handle; from where that fails too, the
     disk counts as broken for good, and the rest is done on a good one."""
     bad, good = Rehearsal(_opener(path, fs)), Rehearsal(_opener(path, LocalFileSystem()))
@@ -73,7 +78,7 @@ def _run(path: str, fs: CountingFileSystem, expected: type[BaseException]) -> No
                 for left in HISTORY[at:]:
                     good.perform(left)
                 break
-    check_store(path, good)
+    _check(path, good, number)
     assert [act.name for act in good.done] == [act.name for act in HISTORY]
 
 
@@ -94,14 +99,14 @@ def _sweep(tmp_path: Path, mode: str, stride: int) -> None:
         fs = MODES[mode](n)
         wanted = OutOfSpaceError if mode.startswith("ENOSPC") else StorageError
         try:
-            _run(str(tmp_path / str(n)), fs, wanted)
+            _run(str(tmp_path / str(n)), fs, wanted, n)
             check_usable(str(tmp_path / str(n)))
         except Exception as error:
             raise AssertionError(f"{mode} at operation {n} ({fs.struck}): {error!r}") from error
         assert fs.was_hit
 
 
-def _interrupted(path: str, fs: CountingFileSystem) -> None:
+def _interrupted(path: str, fs: CountingFileSystem, number: int) -> None:
     rehearsal = Rehearsal(_opener(path, fs))
     with rehearsal:
         for act in HISTORY:
@@ -109,7 +114,7 @@ def _interrupted(path: str, fs: CountingFileSystem) -> None:
                 rehearsal.perform(act)
             except KeyboardInterrupt:
                 rehearsal.perform(act)
-    check_store(path, rehearsal)
+    _check(path, rehearsal, number)
 
 
 def _sweep_interrupts(tmp_path: Path, stride: int) -> None:
@@ -117,7 +122,7 @@ def _sweep_interrupts(tmp_path: Path, stride: int) -> None:
     for n in range(1, count + 1, stride):
         fs = InterruptingFileSystem(LocalFileSystem(), at=n)
         try:
-            _interrupted(str(tmp_path / str(n)), fs)
+            _interrupted(str(tmp_path / str(n)), fs, n)
         except BaseException as error:
             raise AssertionError(f"SIGINT at operation {n} ({fs.struck}): {error!r}") from error
         assert fs.was_hit
