@@ -95,7 +95,7 @@ def run(code: str, store: Path, version: str, first_on_path: str) -> Any:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -310,7 +310,7 @@ def test_a_spawned_child_opens_the_same_index(tmp_path: Path, start: Start) -> N
         "    process = multiprocessing.get_context('spawn').Process(target=child)\n"
         "    process.start(); process.join(); say(process.exitcode, number(kv)); kv.close()\n"
     )
-    answer = subprocess.check_output([sys.executable, str(script), str(tmp_path / "store")], text=True, timeout=60)
+    answer = subprocess.check_output([sys.executable, str(script), str(tmp_path / "store")], text=True, timeout=180)
     assert answer.split() == ["0", "2"]
 
 

@@ -88,7 +88,7 @@ def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
     _sweep(tmp_path, mode, 1)
@@ -133,7 +133,7 @@ def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path) -> None:
     _sweep_interrupts(tmp_path, 1)
 

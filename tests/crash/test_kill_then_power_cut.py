@@ -104,7 +104,7 @@ def test_kill_before_a_folder_sync_and_a_power_cut_lose_nothing_acknowledged(tmp
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_every_kill_followed_by_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
     _sweep(tmp_path, HISTORY[:3])
 

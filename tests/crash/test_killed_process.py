@@ -83,7 +83,7 @@ def test_some_kills_leave_acknowledged_snapshots_whole(points: list[tuple[str, i
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_kill_leaves_acknowledged_snapshots_whole(
     points: list[tuple[str, int]], tmp_path: Path, part: int

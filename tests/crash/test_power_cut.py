@@ -50,7 +50,7 @@ def test_some_states_of_a_power_cut_open_whole(states: list[CrashState], tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_state_of_a_power_cut_opens_whole(states: list[CrashState], tmp_path: Path, part: int) -> None:
     for i, state in enumerate(states[part::PARTS]):

@@ -269,7 +269,7 @@ class TestStore(StoreMachine.TestCase):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)  # shrinking a failure takes minutes
+@pytest.mark.timeout(900)  # shrinking a failure takes minutes
 class TestStoreLong(StoreMachine.TestCase):  # type: ignore[misc, name-defined]
     """Longer histories."""
 

@@ -342,7 +342,7 @@ def test_json_says_what_json_lacks() -> None:
 
 def test_python_dash_m_is_the_same_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "casckpt", "--version"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "casckpt", "--version"], capture_output=True, text=True, check=False, timeout=180
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{call('--version').out}"

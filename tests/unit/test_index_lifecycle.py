@@ -136,7 +136,7 @@ def test_an_unclosed_kv_is_sealed_when_the_interpreter_ends(tmp_path: Path, open
         "kv = home.open()\n"
         "with kv.write() as txn: txn.put('meta', b'k', b'v')\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=180)
     assert opened_in_child(tmp_path) == "healthy 2000"
     assert (tmp_path / "index/1/data.mdb").stat().st_mtime == 1_000_000_000
 
@@ -350,7 +350,7 @@ def leave_mark_of_dead_user(folder: Path) -> None:
     script = (
         "import sys, os; from casckpt.index.presence import FolderPresence; FolderPresence(sys.argv[1]); os._exit(9)"
     )
-    subprocess.run([sys.executable, "-c", script, str(folder)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=False, timeout=180)
     assert len(list(folder.glob("use-*"))) == 1
 
 
@@ -432,7 +432,7 @@ def test_a_builder_killed_half_way_is_not_taken_for_whole_and_its_leftovers_go(t
         "    with building.kv.write() as txn: txn.put('objects', b'half', b'')\n"
         "    building.complete(); os._exit(9)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=180)
     assert (tmp_path / "index/2/data.mdb").exists()
     home = home_of(tmp_path)
     kv = home.open()
@@ -549,7 +549,7 @@ def test_a_folder_that_cannot_be_written_is_a_reason_not_an_exception(tmp_path: 
             path.chmod(path.stat().st_mode | stat.S_IXOTH)
     tmp_path.chmod(0o755)
     answer = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=180, check=False
     )
     for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
         path.chmod(0o755)

@@ -394,7 +394,7 @@ def test_save_under_way_when_the_interpreter_ends_is_finished(store_path: Path) 
         store.commit_async(2, {"a": np.arange(3_000_000) + 1})
     """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(store_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code, str(store_path)], capture_output=True, text=True, timeout=180
     )
     assert (done.returncode, done.stderr) == (0, "")
     with open_store(store_path, read_only=True) as store:
@@ -411,7 +411,7 @@ def test_failure_that_nobody_asked_for_before_the_end_is_printed(store_path: Pat
         store.commit_async(2, {"a": 1})ENDING
     """
     code = code.replace("ENDING", ending)
-    done = subprocess.run([sys.executable, "-c", code, str(store_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(store_path)], capture_output=True, text=True, timeout=180)
     with open_store(store_path, read_only=True) as store:
         assert store.steps() == [1]
     assert done.stderr.startswith("casckpt: The background commit of step 2 failed")
