@@ -26,6 +26,7 @@ def naive_chunks(blocks: list[tuple[int, int]], scalars: int, chunk: int) -> lis
 sizes = st.one_of(st.integers(0, 300), st.sampled_from([SMALL - 1, SMALL, SMALL + 1, 70_000]))
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(
     blocks=st.lists(st.tuples(sizes, st.sampled_from([1, 2, 4, 8, 12, 16])), max_size=7),

@@ -16,7 +16,7 @@ from benchmarks._harness import Settings
 
 # The cases that each row must print, counted by hand from docs/benchmarks.md.
 CASE_COUNTS = {"T1": 3, "T2": 4, "T3": 10, "T3w": 1, "T4": 4, "T7": 1, "T8": 6, "T10": 5, "T11": 1, "T12": 2}
-SLOW_ROWS = ("T3", "T3w", "T8", "T10", "T11")  # they start processes that import torch, or import much of it themselves
+SLOW_ROWS = ("T1", "T2", "T3", "T3w", "T4", "T8", "T10", "T11")  # those that take more than a second each
 
 
 @pytest.fixture

@@ -150,6 +150,7 @@ def test_names_and_metrics_cannot_steer_the_terminal(store_path: Path) -> None:
     assert "[bold]x" in outputs[1].out
 
 
+@pytest.mark.full
 def test_a_large_history_is_listed_without_reading_all_of_it(store_path: Path) -> None:
     with casckpt.open(store_path, create=True) as store:
         for step in range(60):

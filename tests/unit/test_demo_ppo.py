@@ -165,6 +165,7 @@ def test_reseed_leaves_the_recorded_streams_for_those_of_the_seed() -> None:
     assert draws["torch"][0] == torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).item()
 
 
+@pytest.mark.full
 def test_the_return_more_than_doubles_in_ten_updates() -> None:
     metrics = train(started(PpoConfig(seed=1, updates=60)), 10)
     assert metrics[-1]["return"] > 2 * metrics[0]["return"]

@@ -291,6 +291,7 @@ def test_config_without_plain_form_is_refused(store: Any) -> None:
     assert store.steps() == []
 
 
+@pytest.mark.full
 def test_config_with_a_set_is_equal_in_every_process(store: Any) -> None:
     """Sets of text iterate in another order in each process."""
     code = """if True:

@@ -217,6 +217,7 @@ def test_deep_trees_come_back_and_deeper_ones_are_refused_by_path(store: Any) ->
         store.commit(2, {"deep": loop})
 
 
+@pytest.mark.full
 def test_component_of_more_chunks_than_a_manifest_holds_comes_back(store: Any) -> None:
     """1025 chunks and more are named by nodes; one changed chunk costs that chunk and one node."""
     for step, count in enumerate((1023, 1024, 1025, 2048, 2049)):

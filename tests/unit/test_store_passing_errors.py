@@ -114,6 +114,7 @@ def _age(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
+@pytest.mark.full
 def test_few_descriptors_are_enough_for_many_packs(store_path: Path) -> None:
     with casckpt.open(store_path, create=True) as store:
         for step in range(40):
