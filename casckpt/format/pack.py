@@ -23,7 +23,7 @@ from casckpt.digest import check16
 from casckpt.errors import CorruptionError
 from casckpt.format import wire
 from casckpt.format.record import FIXED_SIZE, PARAMS_SIZE_MAX, RecordHeader, padding
-from casckpt.ids import DIGEST_SIZE, ObjectId, PackId, StoreId
+from casckpt.ids import DIGEST_SIZE, PackId, StoreId
 from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
 
 HEADER_MAGIC = b"CASPACK1"
@@ -127,7 +127,3 @@ def decode_footer(footer: bytes, check: bytes, footer_offset: int, what: str) ->
         ):
             raise CorruptionError(f"{what}: footer row for {row.object_id.hex()[:12]} is impossible", what=what)
     return rows
-
-
-def bases_of(row: PackRow) -> tuple[ObjectId, ...]:
-    return tuple(ObjectId(row.bases[at : at + 32]) for at in range(0, len(row.bases), 32))

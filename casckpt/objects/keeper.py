@@ -62,10 +62,6 @@ class IndexKeeper:
             raise InvalidInputError(f"store {self._root}: this handle is closed. Open it again.", path=self._root)
         return kv
 
-    @property
-    def is_in_memory(self) -> bool:
-        return isinstance(self._kv, MemoryKv)
-
     def open(self) -> None:
         """Find a trusted index or make one, and catch up."""
         with self._lock:
