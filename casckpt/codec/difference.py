@@ -31,25 +31,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casckpt.codec import changes, choose, planes, raw, zstd
+from casckpt.codec import changes, choose, raw, zstd
 from casckpt.codec.changes import Changes
-from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, ZSTD, Buffer, Decoder, Encoded, Hint, damaged
+from casckpt.codec.contract import DIFFERENCE, Buffer, Decoder, Encoded, Hint, damaged
+from casckpt.codec.forms import (
+    BASE_ID_SIZE,
+    decode_part,
+    encode_part,
+    integers_in,
+    plan_part,
+    proven,
+    sample_of,
+    size_of,
+)
 from casckpt.codec.lanes import Array
-from casckpt.codec.registry import decode_into
-from casckpt.errors import CorruptionError, InvalidInputError
+from casckpt.errors import InvalidInputError
 
 METHOD_DENSE, METHOD_SPARSE = 0, 1
 
-BASE_ID_SIZE = 32  # what naming the base adds to the record
-
 _ITEM_SIZES = (1, 2, 4, 8)
-_STANDALONE = (RAW, CONSTANT, ZSTD, PLANES)
 
 _ALWAYS_SPARSE = 1 / 16  # of the items: a plane of them costs Huffman coding a bit per item, gaps a third of that
 _SPARSE_MAX = 1 / 2
 _WORDS_MAX = 0.9  # of the words: beyond, more than half of the items have changed in all data that is not contrived
 _SPARSE_GAIN = 0.9  # of the dense size, where both are tried: the sparse method is slower there
-_MATCH_GAIN = 0.9  # of the size without matches, which a gap or a difference of few values takes five times as long for
 _SAMPLE_CREDIT = 0.95  # a sample of 16 KiB carries as many Huffman tables as the chunk
 
 _HEAD = struct.Struct("<BB")
@@ -57,7 +62,7 @@ _SPARSE_HEAD = struct.Struct("<IBBIB")  # count, gap width, and of the gaps: cod
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What a leaf's trials found. Fields that are None have not been tried since the last round of trials."""
 
     itemsize: int
@@ -99,21 +104,27 @@ def encode_difference(
         return None
     size = gcd(itemsize, _ITEM_SIZES[-1])
     plan = hint.recall() if hint is not None else None
-    if not isinstance(plan, _Plan) or plan.itemsize != size:
-        plan = _Plan(size)
+    if not isinstance(plan, Plan) or plan.itemsize != size:
+        plan = Plan(size)
     try:
-        encoded, plan = _smallest(plain, base, plan, ceiling - BASE_ID_SIZE)
+        encoded, plan = encode_unproven(plain, base, plan, ceiling - BASE_ID_SIZE)
     except zstd.ZstdError:  # the library failed, of which memory is the usual reason; raw needs none
         return raw.encode(plain, rejected="zstd")
     if hint is not None:
         hint.learn(plan)
-    if encoded is None or _size(encoded) >= ceiling - BASE_ID_SIZE:
+    if encoded is None or size_of(encoded) >= ceiling - BASE_ID_SIZE:
         return None
-    return _checked(plain, base, encoded)
+    return proven(plain, (base,), encoded, "difference")
 
 
-def _smallest(plain: memoryview, base: memoryview, plan: _Plan, ceiling: int) -> tuple[Encoded | None, _Plan]:
-    """The form by the method that suits, and what was learned. Both methods where only a trial can tell."""
+def encode_unproven(plain: memoryview, base: memoryview, plan: Plan, ceiling: int) -> tuple[Encoded | None, Plan]:
+    """The form by the method that suits, and what was learned. Both methods where only a trial can tell.
+
+    The caller proves it, and compares its size with `ceiling`, which only spares attempts that cannot stay under it.
+
+    Raises:
+        zstandard.ZstdError: the library failed.
+    """
     found = _find_few(plain, base, plan)
     if found is None:
         return _dense(plain, base, plan, ceiling)
@@ -122,11 +133,11 @@ def _smallest(plain: memoryview, base: memoryview, plan: _Plan, ceiling: int) ->
         return _sparse(plain, found, plan)
     sparse, plan = _sparse(plain, found, plan)
     dense, plan = _dense(plain, base, plan, ceiling)
-    plan = replace(plan, is_sparse=dense is None or _size(sparse) < _SPARSE_GAIN * _size(dense))
+    plan = replace(plan, is_sparse=dense is None or size_of(sparse) < _SPARSE_GAIN * size_of(dense))
     return (sparse if plan.is_sparse else dense), plan
 
 
-def _find_few(plain: memoryview, base: memoryview, plan: _Plan) -> Changes | None:
+def _find_few(plain: memoryview, base: memoryview, plan: Plan) -> Changes | None:
     """The changes, unless too many items differ for the sparse method, or as many as lost to the dense one before."""
     is_changed = changes.changed_words(plain, base)
     per_word = changes.WORD_SIZE // plan.itemsize
@@ -137,62 +148,37 @@ def _find_few(plain: memoryview, base: memoryview, plan: _Plan) -> Changes | Non
     return found if len(found.gaps) <= _SPARSE_MAX * (len(plain) // plan.itemsize) else None
 
 
-def _size(encoded: Encoded) -> int:
-    return encoded.stored_size + len(encoded.params)
-
-
-def _checked(plain: memoryview, base: memoryview, encoded: Encoded) -> Encoded:
-    """`encoded` if the decoder gives back `plain`, else raw that names the codec."""
-    decoded = np.empty(len(plain), np.uint8)
-    try:
-        decode_into(encoded.codec, encoded.version, encoded.params, encoded.payload, (base,), decoded.data)
-    except CorruptionError:
-        return raw.encode(plain, rejected="difference")
-    whole = len(plain) // changes.WORD_SIZE * changes.WORD_SIZE
-    is_same = not changes.changed_words(plain, decoded.data).any() and plain[whole:] == decoded.data[whole:]
-    return encoded if is_same else raw.encode(plain, rejected="difference")
-
-
 # --- dense ---
 
 
-def _dense(plain: memoryview, base: memoryview, plan: _Plan, ceiling: int) -> tuple[Encoded | None, _Plan]:
+def _dense(plain: memoryview, base: memoryview, plan: Plan, ceiling: int) -> tuple[Encoded | None, Plan]:
     """The dense form, or None when a sample or the last use says that it misses the ceiling."""
     size = plan.itemsize
     if plan.dense is None:
-        plan = _try_biases(_sample(_items(plain, size)) - _sample(_items(base, size)), plan)
+        plan = _try_biases(sample_of(integers_in(plain, size)) - sample_of(integers_in(base, size)), plan)
     if plan.dense_ratio * len(plain) >= ceiling:
         return None, plan
     whole = len(plain) // size * size
     buffer = np.empty(len(plain), np.uint8)
     difference = buffer[:whole].view(f"<u{size}")
-    np.subtract(_items(plain, size), _items(base, size), out=difference)
+    np.subtract(integers_in(plain, size), integers_in(base, size), out=difference)
     difference += difference.dtype.type(plan.bias)
     buffer[whole:] = np.frombuffer(plain[whole:], np.uint8)
-    form = _standalone(buffer.data, size, plan.dense)
+    form = encode_part(buffer.data, size, plan.dense)
     params = _HEAD.pack(size, METHOD_DENSE) + plan.bias.to_bytes(size, "little") + bytes((form.codec,)) + form.params
     encoded = Encoded(DIFFERENCE, 1, params, form.payload, form.stored_size)
-    return encoded, replace(plan, dense_ratio=_size(encoded) / len(plain))
+    return encoded, replace(plan, dense_ratio=size_of(encoded) / len(plain))
 
 
-def _try_biases(sample: Array, plan: _Plan) -> _Plan:
+def _try_biases(sample: Array, plan: Plan) -> Plan:
     """The better bias for a sample of differences: of either sign, the balanced one; of decaying moments, none."""
     tried = []
     for bias in (_balanced(plan.itemsize), 0):
         biased = (sample + sample.dtype.type(bias)).view(np.uint8).data
         dense = choose.choose(biased, plan.itemsize)
-        ratio = _standalone(biased, plan.itemsize, dense).stored_size / len(biased)
+        ratio = encode_part(biased, plan.itemsize, dense).stored_size / len(biased)
         tried.append(replace(plan, bias=bias, dense=dense, dense_ratio=_SAMPLE_CREDIT * ratio))
     return min(tried, key=lambda each: each.dense_ratio)
-
-
-def _sample(items: Array) -> Array:
-    """Items from evenly spaced places, first and last included; everything when there are few."""
-    count = choose.SAMPLE_SIZE // choose.SAMPLE_SLICES // items.itemsize
-    if len(items) <= count * choose.SAMPLE_SLICES:
-        return items
-    starts = np.linspace(0, len(items) - count, choose.SAMPLE_SLICES).astype(int)
-    return np.concatenate([items[start : start + count] for start in starts])
 
 
 def _balanced(itemsize: int) -> int:
@@ -202,7 +188,7 @@ def _balanced(itemsize: int) -> int:
 # --- sparse ---
 
 
-def _sparse(plain: memoryview, found: Changes, plan: _Plan) -> tuple[Encoded, _Plan]:
+def _sparse(plain: memoryview, found: Changes, plan: Plan) -> tuple[Encoded, Plan]:
     size = plan.itemsize
     width = found.gaps.itemsize
     bias = _balanced(size)
@@ -210,11 +196,11 @@ def _sparse(plain: memoryview, found: Changes, plan: _Plan) -> tuple[Encoded, _P
     differences_plain = (found.differences + found.differences.dtype.type(bias)).view(np.uint8).data
     plan = replace(
         plan,
-        gaps=_plan_part(gaps_plain, width, plan.gaps),
-        differences=_plan_part(differences_plain, size, plan.differences),
+        gaps=plan_part(gaps_plain, width, plan.gaps),
+        differences=plan_part(differences_plain, size, plan.differences),
     )
-    gaps = _standalone(gaps_plain, width, plan.gaps)
-    differences = _standalone(differences_plain, size, plan.differences)
+    gaps = encode_part(gaps_plain, width, plan.gaps)
+    differences = encode_part(differences_plain, size, plan.differences)
     params = b"".join(
         (
             _HEAD.pack(size, METHOD_SPARSE),
@@ -227,28 +213,6 @@ def _sparse(plain: memoryview, found: Changes, plan: _Plan) -> tuple[Encoded, _P
     )
     payload = b"".join((gaps.payload, differences.payload, plain[len(plain) // size * size :]))
     return Encoded(DIFFERENCE, 1, params, payload, len(payload)), plan
-
-
-def _plan_part(part: memoryview, itemsize: int, known: choose.Plan | None) -> choose.Plan | None:
-    """The known plan if it is for such items, else one by trial: without matches, unless these save a tenth."""
-    if not part or (known is not None and known.itemsize == itemsize):
-        return known
-    plan = choose.choose(part, itemsize)
-    lanes = tuple(replace(lane, profile="entropy") for lane in plan.lanes)
-    plain_plan = replace(plan, lanes=lanes, profile=plan.profile and "entropy")
-    start = part[: choose.SAMPLE_SIZE]
-    sizes = [_size(_standalone(start, itemsize, each)) for each in (plan, plain_plan)]
-    return plan if sizes[0] < _MATCH_GAIN * sizes[1] else plain_plan
-
-
-def _standalone(plain: memoryview, itemsize: int, plan: choose.Plan | None) -> Encoded:
-    """A part by its plan. Not checked here: the whole difference will be."""
-    encoded = raw.encode(plain)
-    if plan is not None and plan.lanes and len(plain) >= itemsize:
-        encoded = planes.encode(plain, itemsize, plan.lanes)
-    elif plan is not None and plan.profile is not None:
-        encoded = zstd.encode(plain, plan.profile)
-    return encoded if _size(encoded) < len(plain) else raw.encode(plain)
 
 
 # --- decoding ---
@@ -275,14 +239,14 @@ class _Items(NamedTuple):
 
 
 def _decode_dense(params: bytes, payload: memoryview, base: memoryview, kind: _Items, out: memoryview) -> None:
-    _decode_part(params[0], params[1:], payload, out)
-    items = _items(out, kind.size)
-    items += _items(base, kind.size)
+    decode_part(params[0], params[1:], payload, out, "difference")
+    items = integers_in(out, kind.size)
+    items += integers_in(base, kind.size)
     items -= items.dtype.type(kind.bias)
 
 
 def _decode_sparse(params: bytes, payload: memoryview, base: memoryview, kind: _Items, out: memoryview) -> None:
-    items = _items(out, kind.size)
+    items = integers_in(out, kind.size)
     if len(params) < _SPARSE_HEAD.size:
         raise damaged("difference", f"{len(params)} bytes of parameters after the bias")
     count, width, codec, gaps_size, gaps_params_size = _SPARSE_HEAD.unpack_from(params)
@@ -294,24 +258,16 @@ def _decode_sparse(params: bytes, payload: memoryview, base: memoryview, kind: _
         raise damaged("difference", f"{len(params)} bytes of parameters and {len(payload)} of payload are too few")
     gaps = np.empty(count, f"<u{width}")
     differences = np.empty(count, items.dtype)
-    _decode_part(codec, params[_SPARSE_HEAD.size : gaps_end], payload[:gaps_size], gaps.view(np.uint8).data)
+    gaps_params = params[_SPARSE_HEAD.size : gaps_end]
+    decode_part(codec, gaps_params, payload[:gaps_size], gaps.view(np.uint8).data, "difference")
     stored = payload[gaps_size:tail_start]
-    _decode_part(params[gaps_end], params[gaps_end + 1 :], stored, differences.view(np.uint8).data)
+    values = differences.view(np.uint8).data
+    decode_part(params[gaps_end], params[gaps_end + 1 :], stored, values, "difference")
     differences -= items.dtype.type(kind.bias)
     raw.copy_into(out, base)
     out[len(items) * kind.size :] = payload[tail_start:]
     if not changes.add(items, Changes(gaps, differences)):
         raise damaged("difference", "gaps that are 0 or lead outside")
-
-
-def _decode_part(codec: int, params: bytes, payload: memoryview, out: memoryview) -> None:
-    if codec not in _STANDALONE:
-        raise damaged("difference", f"a part in codec {codec}")
-    decode_into(codec, 1, params, payload, (), out)
-
-
-def _items(plain: memoryview, size: int) -> Array:
-    return np.frombuffer(plain, f"<u{size}", len(plain) // size)
 
 
 DECODERS = {1: Decoder("difference", _decode, range(1, 2))}

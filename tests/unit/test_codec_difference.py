@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from casckpt.codec import Encoded, Hint, best, decode_into, difference, encode, zstd
+from casckpt.codec import Encoded, Hint, best, decode_into, difference, encode, forms, zstd
 from casckpt.codec.best import MARGIN, Memory, encode_best
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, TRIAL_INTERVAL
 from casckpt.codec.difference import METHOD_DENSE, METHOD_SPARSE, encode_difference
@@ -248,7 +248,7 @@ def test_hint_of_a_leaf_that_gains_nothing_spares_the_work(monkeypatch: pytest.M
     base, plain = memoryview(rng.bytes(MIB)), memoryview(rng.bytes(MIB))
     hint = Hint()
     assert encode_difference(plain, base, 4, hint, ceiling=MIB * 9 // 10) is None
-    monkeypatch.setattr(difference, "_standalone", None)  # would fail if anything were encoded
+    monkeypatch.setattr(difference, "encode_part", None)  # would fail if anything were encoded
     assert encode_difference(plain, base, 4, hint, ceiling=MIB * 9 // 10) is None
 
 
@@ -317,7 +317,7 @@ def test_arithmetic_that_is_wrong_anywhere_is_found(monkeypatch: pytest.MonkeyPa
         if bases:  # the whole, not its parts
             out[at] ^= 1
 
-    monkeypatch.setattr(difference, "decode_into", decode_wrong)
+    monkeypatch.setattr(forms, "decode_into", decode_wrong)
     base = bytes(range(251)) * 8 + b"xyz"
     encoded = encode_difference(memoryview(b"\1" + base[1:]), memoryview(base), 4, ceiling=len(base))
     assert encoded is not None and encoded.rejected == "difference"
@@ -369,7 +369,7 @@ def test_best_reports_a_difference_that_failed_its_proof(monkeypatch: pytest.Mon
     def fail(*given: object) -> None:
         raise CorruptionError("wrong")
 
-    monkeypatch.setattr(difference, "decode_into", fail)
+    monkeypatch.setattr(forms, "decode_into", fail)
     before, after = adam_pair(9000, 1e-6)
     encoded = encode_best(view(after), 4, Memory(), view(before))
     assert (encoded.codec, encoded.rejected) == (PLANES, "difference")
