@@ -48,6 +48,8 @@ class PackRow(msgspec.Struct, frozen=True, array_like=True):
     codec: int
     codec_version: int
     bases: bytes = b""
+    depth: int = 0
+    cost: int = 0
 
 
 def row_of(header: RecordHeader, offset: int, header_size: int) -> PackRow:
@@ -62,6 +64,8 @@ def row_of(header: RecordHeader, offset: int, header_size: int) -> PackRow:
         header.codec,
         header.codec_version,
         b"".join(header.bases),
+        header.depth,
+        header.cost,
     )
 
 
@@ -119,7 +123,7 @@ def decode_footer(footer: bytes, check: bytes, footer_offset: int, what: str) ->
             len(row.object_id) != 32
             or row.offset < HEADER_SIZE
             or not FIXED_SIZE <= row.header_size <= _HEADER_SIZE_MAX
-            or not all(0 <= number <= 255 for number in (row.kind, row.codec, row.codec_version))
+            or not all(0 <= each <= 255 for each in (row.kind, row.codec, row.codec_version, row.depth, row.cost))
             or row.stored_size < 0
             or not 0 <= row.plain_size <= OBJECT_SIZE_MAX
             or end + padding(end) > footer_offset

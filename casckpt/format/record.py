@@ -6,7 +6,9 @@
     4   4  header size, including bases, parameters and padding
     8   1  codec            9  1  codec version
     10  1  number of bases  11 1  kind of the object
-    12  4  size of the parameters
+    12  2  size of the parameters
+    14  1  depth: 0 without bases, else more than that of each base
+    15  1  cost of decoding, bases included, in eighths of reading and hashing as many plain bytes
     16  8  plain size
     24  8  stored size (of the payload)
     32  32 object id = blake3 of the plain bytes
@@ -32,7 +34,7 @@ from casckpt.ids import DIGEST_SIZE, ObjectId
 from casckpt.limits import OBJECT_SIZE_MAX, RECORD_ALIGNMENT
 
 MAGIC = b"CREC"
-_FIXED = struct.Struct("<4sIBBBBIQQ32s16s")
+_FIXED = struct.Struct("<4sIBBBBHBBQQ32s16s")
 _CHECK_AT = _FIXED.size  # 80
 PAYLOAD_CHECK_AT = _CHECK_AT - CHECK_SIZE
 FIXED_SIZE = _CHECK_AT + 16  # 96
@@ -53,7 +55,7 @@ KIND_NAMES = {
 
 
 class RecordHeader(msgspec.Struct, frozen=True):
-    """What a record says about itself. Sizes in bytes."""
+    """What a record says about itself. Sizes in bytes; `depth` and `cost` are for choosing, never for believing."""
 
     kind: int
     codec: int
@@ -65,6 +67,8 @@ class RecordHeader(msgspec.Struct, frozen=True):
     params: bytes = b""
     bases: tuple[ObjectId, ...] = ()
     header_size: int = 0
+    depth: int = 0
+    cost: int = 0
 
 
 def padding(size: int) -> int:
@@ -85,6 +89,8 @@ def encode_header(header: RecordHeader, *, is_aligned: bool) -> bytes:
         len(header.bases),
         header.kind,
         len(header.params),
+        header.depth,
+        header.cost,
         header.plain_size,
         header.stored_size,
         header.object_id,
@@ -113,9 +119,8 @@ def decode_header(data: Any, what: str, *, limit: int | None = None) -> RecordHe
     if len(view) < FIXED_SIZE:
         raise CorruptionError(f"{what}: {len(view)} bytes, a record header has at least {FIXED_SIZE}", what=what)
     fields = _FIXED.unpack_from(view)
-    magic, header_size, codec, version, base_count, kind, params_size, plain_size, stored_size, object_id, check = (
-        fields
-    )
+    magic, header_size, codec, version, base_count, kind, params_size, depth, cost = fields[:9]
+    plain_size, stored_size, object_id, check = fields[9:]
     if magic != MAGIC:
         raise CorruptionError(f"{what}: no record here (magic {bytes(magic)!r}, expected {MAGIC!r})", what=what)
     needed = FIXED_SIZE + base_count * DIGEST_SIZE + params_size
@@ -140,4 +145,6 @@ def decode_header(data: Any, what: str, *, limit: int | None = None) -> RecordHe
         params=bytes(view[bases_end : bases_end + params_size]),
         bases=bases,
         header_size=header_size,
+        depth=depth,
+        cost=cost,
     )

@@ -4,7 +4,7 @@
 table      key                          value
 ========== ============================ ==========================================================================
 meta       name                         MessagePack (`applied`, `bad`, `pending`, counters)
-objects    object id                    count u32, then places: where records of the object are (`Place`)
+objects    object id                    count u32, then places: where records of the object are, preferred first
 packs      pack number u32              pack id 16, size u64
 pack_ids   pack id 16                   pack number u32
 snaps      snapshot id                  entry seq u64, branch number u32, step i64, flags u8
@@ -29,7 +29,9 @@ import msgspec
 
 from casckpt.format import wire
 from casckpt.format.entry import MetricValue
-from casckpt.ids import ObjectId, SnapshotId
+from casckpt.format.pack import PackRow
+from casckpt.format.record import RecordHeader
+from casckpt.ids import DIGEST_SIZE, ObjectId, SnapshotId
 from casckpt.index.kv import KvReader, KvWriter
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ TABLES = ("meta", "objects", "packs", "pack_ids", "snaps", "lines", "branches", 
 INLINE = 0xFFFFFFFF  # pack number of places inside a timeline entry
 _ENTRY_OFFSET_BITS = 24  # entries are at most 4 MiB
 _COUNT = struct.Struct("<I")
-_PLACE = struct.Struct("<IQHIIB")
+_PLACE = struct.Struct("<IQHIIBBBB")
 _SNAP = struct.Struct("<QIqB")
 _U32 = struct.Struct(">I")
 _LINE = struct.Struct(">IQ")
@@ -53,7 +55,7 @@ BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
 
 class Place(NamedTuple):
     """Where one record of an object is. In a pack: its number and the record's offset. Inline: INLINE, and the
-    entry's seq and the offset in it packed into `offset`."""
+    entry's seq and the offset in it packed into `offset`. `bases` are the ids of what it is decoded with."""
 
     pack_no: int
     offset: int
@@ -61,6 +63,9 @@ class Place(NamedTuple):
     stored_size: int
     plain_size: int
     codec: int
+    depth: int = 0
+    cost: int = 0
+    bases: tuple[ObjectId, ...] = ()
 
     @property
     def is_inline(self) -> bool:
@@ -80,21 +85,51 @@ def inline_offset(seq: int, offset: int) -> int:
     return seq << _ENTRY_OFFSET_BITS | offset
 
 
+def place_of(header: RecordHeader | PackRow, pack_no: int, offset: int, bases: tuple[ObjectId, ...]) -> Place:
+    """The place of a record, from its header or its row in a footer."""
+    sizes = header.header_size, header.stored_size, header.plain_size
+    return Place(pack_no, offset, *sizes, header.codec, header.depth, header.cost, bases)
+
+
+def add_place(places: Sequence[Place], place: Place) -> list[Place]:
+    """`places` with one more, in order of preference: the least depth, and of equals the newest.
+
+    A record is always deeper than those that its bases had when it was written, so a chain that goes by preference
+    ends: depth falls with every step.
+    """
+    return sorted([place, *places], key=lambda each: each.depth)
+
+
 def encode_object(count: int, places: Sequence[Place]) -> bytes:
-    return _COUNT.pack(count) + b"".join(_PLACE.pack(*place) for place in places)
+    parts = [_COUNT.pack(count)]
+    for place in places:
+        parts += (_PLACE.pack(*place[:-1], len(place.bases)), *place.bases)
+    return b"".join(parts)
 
 
 def decode_object(row: bytes) -> tuple[int, list[Place]]:
-    """Reference count and places, the newest last."""
+    """Reference count and places, the preferred one first."""
     (count,) = _COUNT.unpack_from(row)
-    return count, [Place(*fields) for fields in _PLACE.iter_unpack(row[_COUNT.size :])]
+    places = []
+    at = _COUNT.size
+    while at < len(row):
+        place = _place_at(row, at)
+        places.append(place)
+        at += _PLACE.size + DIGEST_SIZE * len(place.bases)
+    return count, places
+
+
+def _place_at(row: bytes, at: int) -> Place:
+    *fields, base_count = _PLACE.unpack_from(row, at)
+    start = at + _PLACE.size
+    starts = range(start, start + DIGEST_SIZE * base_count, DIGEST_SIZE)
+    return Place._make([*fields, tuple([ObjectId(row[each : each + DIGEST_SIZE]) for each in starts])])
 
 
 def first_places(rows: Iterable[bytes | None]) -> list[Place | None]:
     """The preferred place of each object, None where it has none."""
-    unpack = _PLACE.unpack_from
-    last = _PLACE.size
-    return [Place(*unpack(row, len(row) - last)) if row and len(row) > _COUNT.size else None for row in rows]
+    first = _COUNT.size
+    return [_place_at(row, first) if row and len(row) > first else None for row in rows]
 
 
 class SnapRow(NamedTuple):
@@ -241,4 +276,4 @@ def find_snapshots(txn: KvReader, prefix: bytes, limit: int = 3) -> list[Snapsho
 def places_of(txn: KvReader, object_id: ObjectId) -> list[Place]:
     """All places of an object, the preferred one first."""
     row = txn.get("objects", object_id)
-    return decode_object(row)[1][::-1] if row else []
+    return decode_object(row)[1] if row else []

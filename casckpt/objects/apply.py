@@ -3,7 +3,7 @@
 `apply_entry` is deterministic: the same entries in the same order give the same rows, whether applied one by one as
 they are committed or all at once by a rebuild. Counts follow the rule "an edge counts once per live unique owner":
 a snapshot is live while it is committed and not retired; an object is live while its count is above zero; only live
-owners hold edges to their children.
+owners hold edges, to their children and to the bases of their records.
 
 What cannot be read is recorded instead of raised: a pack that is missing or short makes the entry *pending* (its
 objects appear when the index is rebuilt after the pack arrived), an unreadable entry is *bad* (noted by the caller).
@@ -12,6 +12,7 @@ Neither hides the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -33,6 +34,7 @@ from casckpt.index.tables import (
     Pending,
     Place,
     SnapRow,
+    add_place,
     decode_object,
     decode_snap,
     encode_object,
@@ -44,6 +46,7 @@ from casckpt.index.tables import (
     name_key,
     next_number,
     number_key,
+    place_of,
     put_struct,
 )
 
@@ -92,7 +95,7 @@ def add_pack(txn: KvWriter, pack_id: bytes, size: int, rows: Sequence[PackRow]) 
     _add_places(
         txn,
         [
-            (row.object_id, Place(number, row.offset, row.header_size, row.stored_size, row.plain_size, row.codec))
+            (row.object_id, place_of(row, number, row.offset, tuple(split_ids(row.bases, "a footer row"))))
             for row in rows
         ],
     )
@@ -134,14 +137,7 @@ def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, 
     inline = [
         (
             record.header.object_id,
-            Place(
-                INLINE,
-                inline_offset(entry.seq, record.offset),
-                record.header.header_size,
-                record.header.stored_size,
-                record.header.plain_size,
-                record.header.codec,
-            ),
+            place_of(record.header, INLINE, inline_offset(entry.seq, record.offset), record.header.bases),
         )
         for record in entry.records
         if record.header.kind != SNAPSHOT
@@ -184,11 +180,16 @@ def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
     ids = list({object_id for object_id, _ in found})
     for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
         rows[object_id] = decode_object(old) if old else (0, [])
+    edges: Counter[ObjectId] = Counter()
     for object_id, place in found:
-        places = rows[object_id][1]
+        count, places = rows[object_id]
         if place not in places:
-            places.append(place)
+            rows[object_id] = count, add_place(places, place)
+            if count:
+                edges.update(set(place.bases) - _bases_of(places))
     txn.put_many("objects", [(object_id, encode_object(count, places)) for object_id, (count, places) in rows.items()])
+    if edges:
+        _count(txn, edges, +1)
     if txn.count("damage"):
         for object_id in ids:
             txn.delete("damage", object_id)  # stored again: the new record was read back before it was published
@@ -217,17 +218,36 @@ def _children_of(object_id: ObjectId, depth: int, plain: bytes) -> dict[ObjectId
 
 def count_edges(txn: KvWriter, children: dict[ObjectId, int], change: int, read_object: ReadObject) -> None:
     """Add `change` (+1, -1) to the count of each child; one that comes alive or dies passes it on to its own."""
-    ids = list(children)
-    updates, changed = [], []
-    for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
-        count, places = decode_object(old) if old else (0, [])
-        updates.append((object_id, encode_object(max(0, count + change), places)))
-        if children[object_id] != _LEAF and (count == 0 if change > 0 else count == 1):
-            changed.append(object_id)
-    txn.put_many("objects", updates)
-    for object_id in changed:
+    for object_id in _count(txn, Counter(dict.fromkeys(children, 1)), change):
+        if children[object_id] == _LEAF:
+            continue
         try:
             below = _children_of(object_id, children[object_id], read_object(object_id, txn))
         except CasckptError:
             continue  # damaged or not here: verify reports it, and a rebuild counts it when it is back
         count_edges(txn, below, change, read_object)
+
+
+def _count(txn: KvWriter, edges: Counter[ObjectId], change: int) -> list[ObjectId]:
+    """Add `change` times each number to the count of its object; returns those that came alive or died.
+
+    These pass it on to the bases that their records name: an object owns one edge to each, however many records do.
+    """
+    ids = list(edges)
+    updates, flipped = [], []
+    bases: Counter[ObjectId] = Counter()
+    for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
+        count, places = decode_object(old) if old else (0, [])
+        new = max(0, count + change * edges[object_id])
+        updates.append((object_id, encode_object(new, places)))
+        if (new == 0) != (count == 0):
+            flipped.append(object_id)
+            bases.update(_bases_of(places))
+    txn.put_many("objects", updates)
+    if bases:
+        _count(txn, bases, change)
+    return flipped
+
+
+def _bases_of(places: Sequence[Place]) -> set[ObjectId]:
+    return {base for place in places for base in place.bases}

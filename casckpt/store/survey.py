@@ -207,7 +207,7 @@ class _Walk:
         unreferenced = duplicates = 0
         with self._keeper.kv.read() as txn:
             for object_id, row in txn.scan("objects"):
-                sizes = [place.header_size + place.stored_size for place in decode_object(row)[1][::-1]]
+                sizes = [place.header_size + place.stored_size for place in decode_object(row)[1]]
                 if ObjectId(object_id) not in self._seen:
                     unreferenced += sum(sizes)
                 else:

@@ -117,7 +117,7 @@ class WholenessCheck:
         return txn.count("damage") > 0
 
     def _object_flaw(self, object_id: ObjectId, row: bytes | None, txn: KvReader, *, has_marks: bool) -> Flaw | None:
-        places = decode_object(row)[1][::-1] if row else ()
+        places = decode_object(row)[1] if row else ()
         flaw: Flaw | None = None
         for place in places:
             flaw = self._place_flaw(place, txn)

@@ -83,7 +83,7 @@ class Anatomy:
 
         A lost context alone, named CONFIG, does not keep a state from being restored.
         """
-        gone = set(lost)
+        gone = self.undecodable(lost)
         damaged: dict[ObjectId, set[str]] = {}
         for snapshot_id, (_, snapshot) in self.commits.items():
             reached = self.reach(snapshot)
@@ -107,16 +107,24 @@ class Anatomy:
             for owner, below in self.children(snapshot).items():
                 for child in below:
                     owners.setdefault(child, set()).add(owner)
+        waiting = [object_id for object_id in owners if object_id in self.bases]
+        while waiting:
+            owner = waiting.pop()
+            for base in set().union(*self.bases[owner]):
+                if base not in owners:
+                    waiting.append(base)
+                owners.setdefault(base, set()).add(owner)
         return {object_id: len(found) for object_id, found in owners.items()}
 
-    def undecodable(self) -> set[ObjectId]:
-        """Objects without a record whose bases can be decoded in turn: empty while I8 holds."""
+    def undecodable(self, lost: Iterable[ObjectId] = ()) -> set[ObjectId]:
+        """Objects without a record whose bases can be decoded in turn: while I8 holds, `lost` and what builds on it."""
         decodable: set[ObjectId] = set()
+        gone = set(lost)
         while True:
             more = {
                 object_id
                 for object_id, forms in self.bases.items()
-                if object_id not in decodable and any(decodable.issuperset(form) for form in forms)
+                if object_id not in decodable | gone and any(map(decodable.issuperset, forms))
             }
             if not more:
                 return set(self.bases) - decodable
@@ -207,7 +215,8 @@ def _add_record(anatomy: Anatomy, path: str, name: str, offset: int, header: Rec
     anatomy.records.setdefault(object_id, []).append(path)
     anatomy.bases.setdefault(object_id, []).append(header.bases)
     fields = [("magic", 4), ("header size", 4), ("codec", 1), ("codec version", 1), ("base count", 1), ("kind", 1)]
-    fields += [("parameters size", 4), ("plain size", 8), ("stored size", 8), ("object id", 32)]
+    fields += [("parameters size", 2), ("depth", 1), ("cost", 1), ("plain size", 8), ("stored size", 8)]
+    fields += [("object id", 32)]
     fields += [("payload check", 16), ("header check", 16), ("bases", 32 * len(header.bases))]
     fields += [("parameters", len(header.params))]
     used = sum(size for _, size in fields)

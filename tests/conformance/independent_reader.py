@@ -148,13 +148,14 @@ class Record:
     end: int  # where its payload ends in the file
     header_size: int
     offset: int
+    depth: int
+    cost: int
 
 
 def read_record(data: bytes, at: int, is_aligned: bool) -> Record:
     need(at + 96 <= len(data) and data[at : at + 4] == b"CREC", f"no record at {at}")
-    header_size, codec, version, base_count, kind, params_size, plain_size, stored_size = struct.unpack_from(
-        "<IBBBBIQQ", data, at + 4
-    )
+    header_size, codec, version, base_count, kind = struct.unpack_from("<IBBBB", data, at + 4)
+    params_size, depth, cost, plain_size, stored_size = struct.unpack_from("<HBBQQ", data, at + 12)
     object_id, payload_check, header_check = data[at + 32 : at + 64], data[at + 64 : at + 80], data[at + 80 : at + 96]
     used = 96 + 32 * base_count + params_size
     need(header_size == (used + -used % 64 if is_aligned else used), f"record at {at}: header size {header_size}")
@@ -168,7 +169,7 @@ def read_record(data: bytes, at: int, is_aligned: bool) -> Record:
     bases = [header[96 + 32 * i : 128 + 32 * i] for i in range(base_count)]
     params = header[96 + 32 * base_count : used]
     end = at + header_size + stored_size
-    return Record(kind, codec, version, object_id, plain_size, params, bases, payload, end, header_size, at)
+    return Record(kind, codec, version, object_id, plain_size, params, bases, payload, end, header_size, at, depth, cost)
 
 
 def decode(record: Record) -> bytes:
@@ -258,27 +259,16 @@ def read_pack(path: Path, store_id: bytes) -> tuple[list[Record], bytes]:
         at = record.end + -record.end % 64
         need(at <= footer_at and not any(data[record.end : at]), f"{path}: padding")
         records.append(record)
-    rows = [
-        [
-            r.object_id,
-            r.offset,
-            r.header_size,
-            len(r.payload),
-            r.plain_size,
-            r.kind,
-            r.codec,
-            r.version,
-            b"".join(r.bases),
-        ]
-        for r in records
-    ]
-    need(unpack(footer) == rows and count == len(rows), f"{path}: footer says something else than the records")
+    rows = [_row(record) for record in records]
+    written = [row + [0, 0] * (len(row) == 9) for row in unpack(footer)]  # earlier writers left depth and cost out
+    need(written == rows and count == len(rows), f"{path}: footer says something else than the records")
     return records, footer_check
 
 
 def _row(record: Record) -> list[Any]:
     sizes = [record.offset, record.header_size, len(record.payload), record.plain_size]
-    return [record.object_id, *sizes, record.kind, record.codec, record.version, b"".join(record.bases)]
+    coding = [record.kind, record.codec, record.version, b"".join(record.bases), record.depth, record.cost]
+    return [record.object_id, *sizes, *coding]
 
 
 @dataclass
