@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.corpora import _control
+from benchmarks.corpora import _control, _finetune
 from benchmarks.corpora._series import Compose, Recorder, Series, read_marker, tensor_bytes, write_marker
 
 SEED = 1
@@ -39,6 +39,16 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "A": Recipe(_control.train, _control.ControlConfig(), _control.QUICK),
+    **{
+        f"D-{variant}-{apart}": Recipe(
+            _finetune.train,
+            _finetune.FinetuneConfig(variant, apart),
+            _finetune.quick(variant, apart),
+            _finetune.compose,
+        )
+        for variant in ("fp32", "bf16", "bf16-fp32", "lora")
+        for apart in (1, 4)
+    },
 }
 NAMES: tuple[str, ...] = tuple(RECIPES)
 
@@ -60,7 +70,7 @@ def build(name: str, folder: str, *, quick: bool = False) -> Series:
     if read_marker(path) is None:
         os.makedirs(folder, exist_ok=True)
         with _finished_folder(path) as unfinished:
-            recorder = Recorder(unfinished)
+            recorder = Recorder(unfinished, os.path.join(folder, "downloads"))
             start = time.monotonic()
             with _reproducible():
                 recipe.train(config, recorder)

@@ -134,7 +134,8 @@ class Ppo:
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
         value_loss = functional.mse_loss(values, rows["returns"])
         entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
-        return policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        loss: Tensor = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy
+        return loss
 
 
 def _log_prob(logits: Tensor, actions: Tensor) -> Tensor:

@@ -70,10 +70,11 @@ class Series:
 
 
 class Recorder:
-    """What a training run writes its commits to."""
+    """What a training run writes its commits to. `downloads` is a folder that all series share."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, downloads: str) -> None:
         self.folder = folder
+        self.downloads = downloads
         self.steps: list[int] = []
 
     def share(self, components: State) -> None:
