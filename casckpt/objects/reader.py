@@ -3,15 +3,20 @@
 Every byte handed out was hashed against its address (I4). An object may have several places; after a bad one the next
 is tried. Raw payloads are read straight into the caller's memory and hashed while they are
 in the cache; everything else passes through a scratch buffer per thread.
+
+Objects with bases are decoded in groups (`graph`), and only what was asked for is hashed: a bad base shows in what is
+made from it. Then that object is read again by itself, every base hashed, to find which record is bad and whether
+another one helps.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from casckpt.codec import decode_into
@@ -22,14 +27,13 @@ from casckpt.ids import ObjectId, StoreId
 from casckpt.index.kv import Kv, KvReader
 from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, number_key, places_of
 from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
-from casckpt.objects import pool
+from casckpt.objects import graph, pool
 from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
 from casckpt.storage.fs import File, is_out_of_descriptors
 
 _OPEN_PACKS_MAX = 64
 _NOT_A_FILE = (errno.EINVAL, errno.ELOOP)  # a folder, a link: damage of the store, not of the disk
-_BASE_DEPTH_MAX = 64  # no encoder makes chains this long; a forged one ends here
 
 
 class Request(NamedTuple):
@@ -43,6 +47,16 @@ class Request(NamedTuple):
     size: int
     pieces: Sequence[tuple[int, memoryview]]
     tag: int = 0
+
+    @property
+    def whole(self) -> memoryview | None:
+        """The memory that takes all of the chunk, if there is such a piece."""
+        is_whole = len(self.pieces) == 1 and self.pieces[0][0] == 0 and len(self.pieces[0][1]) == self.size
+        return self.pieces[0][1] if is_whole else None
+
+
+_Asked = tuple[Request, list[Place]]
+_Failed = Callable[[Request, CasckptError], None]
 
 
 class ObjectReader:
@@ -107,13 +121,26 @@ class ObjectReader:
             CorruptionError, IncompleteError, StorageError: with `object_id` and `request_tag`; other
                 requests may or may not have been filled by then, and none is being filled any more.
         """
-        order = sorted(range(len(requests)), key=lambda at: places[at][0][:2] if places[at] else (0, 0))
-        jobs = [(requests[at], places[at]) for at in order]
+        jobs = self._jobs(list(zip(requests, places, strict=True)), _raise_tagged)
         if sum(request.size for request in requests) <= SINGLE_THREAD_SIZE:
             for job in jobs:
-                self._read_tagged(job)
+                job()
         else:
-            pool.run_all(self._read_tagged, jobs)
+            pool.run_all(_call, jobs)
+
+    def read_together(self, ids: Sequence[ObjectId]) -> dict[ObjectId, memoryview]:
+        """The plain bytes of a few objects that likely share bases, read by this thread.
+
+        Raises:
+            CorruptionError, IncompleteError, StorageError: one of them cannot be had.
+        """
+        unique = list(dict.fromkeys(ids))
+        places = self.locate(unique)
+        out = [memoryview(bytearray(found[0].plain_size if found else 0)) for found in places]
+        requests = [Request(each, len(view), ((0, view),)) for each, view in zip(unique, out, strict=True)]
+        for job in self._jobs(list(zip(requests, places, strict=True)), _raise_tagged):
+            job()
+        return dict(zip(unique, out, strict=True))
 
     def prove_each(
         self, requests: Sequence[Request], places: Sequence[list[Place]]
@@ -121,22 +148,69 @@ class ObjectReader:
         """Read and hash objects one by one in parallel; returns those that are bad, with the reason."""
 
         bad: list[tuple[ObjectId, CasckptError]] = []
-
-        def prove(at: int) -> None:
-            try:
-                self._read_one(requests[at], places[at])
-            except CasckptError as error:
-                bad.append((requests[at].object_id, error))
-
-        pool.run_all(prove, sorted(range(len(requests)), key=lambda at: places[at][0][:2]))
+        asked = list(zip(requests, places, strict=True))
+        pool.run_all(_call, self._jobs(asked, lambda request, error: bad.append((request.object_id, error))))
         return bad
 
-    def _read_tagged(self, job: tuple[Request, list[Place]]) -> None:
+    def _jobs(self, asked: Sequence[_Asked], failed: _Failed) -> list[Callable[[], None]]:
+        """The work in pack order: requests by themselves, and those with bases in groups."""
+        jobs: list[tuple[tuple[int, int], Callable[[], None]]] = []
+        based: dict[ObjectId, list[_Asked]] = {}
+        for request, places in asked:
+            if places and places[0].bases:
+                based.setdefault(request.object_id, []).append((request, places))
+            else:
+                start = places[0][:2] if places else (0, 0)
+                jobs.append((start, functools.partial(self._read_single, request, places, failed)))
+        if based:
+            wanted = [(object_id, users[0][1][0]) for object_id, users in based.items()]
+            with self._kv().read() as txn:
+                below = graph.close((place for _, place in wanted), txn)
+            for members in graph.group(wanted, below):
+                users = {wanted[at][0]: based[wanted[at][0]] for at in members}
+                job = functools.partial(self._read_group, users, below, failed)
+                jobs.append((wanted[members[0]][1][:2], job))
+        return [job for _, job in sorted(jobs, key=lambda job: job[0])]
+
+    def _read_single(self, request: Request, places: list[Place], failed: _Failed) -> None:
         try:
-            self._read_one(*job)
+            self._read_one(request, places)
         except CasckptError as error:
-            error.facts["request_tag"] = job[0].tag
-            raise
+            failed(request, error)
+
+    def _read_group(
+        self, group: Mapping[ObjectId, list[_Asked]], below: Mapping[ObjectId, Place], failed: _Failed
+    ) -> None:
+        """Each object of a group, for all who asked for it."""
+        wanted = {each: (users[0][1][0], users[0][0].whole) for each, users in group.items()}
+        decoding = graph.Decoding(wanted, below, self._decode)
+        for object_id, users in group.items():
+            plain = self._decoded(object_id, users[0][0].size, decoding)
+            for request, places in users:
+                if plain is None:
+                    self._read_single(request, places, failed)
+                elif request.whole is not plain:
+                    _scatter(plain, request.pieces)
+            if plain is not None:
+                decoding.let_go(object_id)
+
+    def _decoded(self, object_id: ObjectId, size: int, decoding: graph.Decoding) -> memoryview | None:
+        """The hashed plain bytes of an object, or None when something on the way is bad."""
+        try:
+            plain = decoding.plain(object_id)
+        except (CorruptionError, IncompleteError):
+            return None
+        return plain if len(plain) == size and digest(plain) == object_id else None
+
+    def _decode(self, object_id: ObjectId, place: Place, bases: Sequence[memoryview], out: memoryview) -> None:
+        """Fill `out` from one record, not hashed."""
+        if place.codec == CODEC_RAW:
+            self._read_raw(object_id, out, place, None)
+            return
+        header, payload = self._read_record(object_id, place, None)
+        if header.bases != place.bases:
+            raise CorruptionError(f"object {object_id.hex()[:12]}: other bases than the index has")
+        decode_into(header.codec, header.codec_version, header.params, payload, bases, out)
 
     def _read_one(self, request: Request, places: list[Place]) -> None:
         object_id, size, pieces, _ = request
@@ -144,13 +218,12 @@ class ObjectReader:
             raise IncompleteError(
                 f"chunk {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
             )
-        if len(pieces) == 1 and pieces[0][0] == 0 and len(pieces[0][1]) == size:
-            self._fetch(object_id, pieces[0][1], places, None, 0)
+        if request.whole is not None:
+            self._fetch(object_id, request.whole, places, None, 0)
             return
         out = self._scratch("plain", size)
         self._fetch(object_id, out, places, None, 0)
-        for offset, target in pieces:
-            target[:] = out[offset : offset + len(target)]
+        _scatter(out, pieces)
 
     # --- one object ---
 
@@ -180,10 +253,7 @@ class ObjectReader:
                 object_id=object_id,
             )
         if place.codec == CODEC_RAW:
-            file, offset = self._file(place, txn)
-            count = file.read_into(out, offset + place.header_size)
-            if count != len(out):
-                raise self._short(object_id, file, offset, count)
+            self._read_raw(object_id, out, place, txn)
         else:
             header, payload = self._read_record(object_id, place, txn)
             bases = self._read_bases(header, txn, depth)
@@ -201,12 +271,18 @@ class ObjectReader:
                 where=where,
             )
 
+    def _read_raw(self, object_id: ObjectId, out: memoryview, place: Place, txn: KvReader | None) -> None:
+        file, offset = self._file(place, txn)
+        count = file.read_into(out, offset + place.header_size)
+        if count != len(out):
+            raise self._short(object_id, file, offset, count)
+
     def _read_bases(self, header: RecordHeader, txn: KvReader | None, depth: int) -> list[bytes]:
         if not header.bases:
             return []
-        if depth >= _BASE_DEPTH_MAX:
+        if depth >= graph.DEPTH_MAX:
             raise CorruptionError(
-                f"object {header.object_id.hex()[:12]}: its bases form a chain of more than {_BASE_DEPTH_MAX}",
+                f"object {header.object_id.hex()[:12]}: its bases form a chain of more than {graph.DEPTH_MAX}",
                 object_id=header.object_id,
             )
         if txn is None:
@@ -320,3 +396,17 @@ class ObjectReader:
         """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
         with self._lock:
             self._files.clear()
+
+
+def _call(job: Callable[[], None]) -> None:
+    job()
+
+
+def _raise_tagged(request: Request, error: CasckptError) -> None:
+    error.facts["request_tag"] = request.tag
+    raise error
+
+
+def _scatter(plain: memoryview, pieces: Sequence[tuple[int, memoryview]]) -> None:
+    for offset, target in pieces:
+        target[:] = plain[offset : offset + len(target)]

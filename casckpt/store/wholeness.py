@@ -1,7 +1,8 @@
 """Whether what a snapshot needs is here, told from tables and sizes of files; no state is read.
 
-An object is here when one of its places lies in a file of the right size and no damage of it is on record. What no file
-holds is damage, unless files are missing that may hold it: then the snapshot is incomplete, as in a copy under way.
+An object is here when one of its places lies in a file of the right size, no damage of it is on record, and the bases
+that it is decoded with there are here in turn. What no file holds is damage, unless files are missing that may hold
+it: then the snapshot is incomplete, as in a copy under way.
 
 Commits ask which objects they may build on, "latest" which snapshot to choose, the command line what is wrong where:
 one check answers all. Only what is known of the *content* is a flaw. A file that cannot be looked at now (too many open
@@ -18,6 +19,7 @@ from casckpt.errors import CasckptError, CorruptionError, IncompleteError
 from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.kv import KvReader
 from casckpt.index.tables import UNREADABLE, Place, decode_object, decode_pack_row, first_places, number_key
+from casckpt.objects import graph
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import pack_path
 from casckpt.objects.timeline import Timeline
@@ -59,6 +61,7 @@ class WholenessCheck:
         self._sizes: dict[str, int | None] = {}
         self._packs: dict[int, Flaw | None] = {}
         self._components: dict[ObjectId, Flaw | None] = {}
+        self._bases: dict[tuple[ObjectId, bool], Flaw | None] = {}
 
     # --- snapshots and components ---
 
@@ -120,11 +123,21 @@ class WholenessCheck:
         places = decode_object(row)[1] if row else ()
         flaw: Flaw | None = None
         for place in places:
-            flaw = self._place_flaw(place, txn)
+            flaw = self._place_flaw(place, txn) or self._bases_flaw(place.bases, txn, has_marks=has_marks)
             if flaw is None:
                 mark = txn.get("damage", object_id) if has_marks else None
                 return None if mark is None else _marked(object_id, mark)
         return flaw or self._nowhere(object_id)
+
+    def _bases_flaw(self, bases: Sequence[ObjectId], txn: KvReader, *, has_marks: bool) -> Flaw | None:
+        for base in bases:
+            key = base, has_marks
+            if key not in self._bases:
+                self._bases[key] = Flaw("damaged", f"object {short(base)} is decoded with itself")  # should it come up
+                self._bases[key] = self._object_flaw(base, txn.get("objects", base), txn, has_marks=has_marks)
+            if self._bases[key] is not None:
+                return self._bases[key]
+        return None
 
     def _nowhere(self, object_id: ObjectId) -> Flaw:
         """Of an object that no file here holds: while files are missing, it may lie in one of them."""
@@ -187,9 +200,12 @@ class WholenessCheck:
     def _sources(self, ids: Sequence[ObjectId], txn: KvReader) -> list[Source] | None:
         ends: dict[int, int] = {}
         packs: set[int] = set()
-        for place in first_places(txn.get_many("objects", ids)):
-            if place is None:
-                return None
+        places = first_places(txn.get_many("objects", ids))
+        here = [place for place in places if place is not None]
+        below = graph.close(here, txn)
+        if len(here) < len(places) or any(base not in below for place in here for base in place.bases):
+            return None
+        for place in (*here, *below.values()):
             if place.is_inline:
                 ends[place.entry_seq] = max(ends.get(place.entry_seq, 0), _end_in_entry(place))
             else:
