@@ -5,20 +5,36 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.corpora import NAMES, build
+from benchmarks.corpora import NAMES, build, load
+from benchmarks.corpora._survey import changes
 
 
 def main(arguments: list[str]) -> int:
     """Run one command. Building what is there already takes no time."""
     options = _parser().parse_args(arguments)
-    if options.command == "list":
-        print(*NAMES, sep="\n")
-        return 0
+    try:
+        {"list": _list, "build": _build, "changes": _changes}[options.command](options)
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _list(options: argparse.Namespace) -> None:
+    print(*NAMES, sep="\n")
+
+
+def _build(options: argparse.Namespace) -> None:
     for name in options.names:
         series = build(name, options.folder, quick=options.quick)
         total = sum(series.raw_bytes(index) for index in range(series.count))
         print(f"{name}: {series.count} commits, {total:,} bytes, built in {series.facts['build_s']} s", flush=True)
-    return 0
+
+
+def _changes(options: argparse.Namespace) -> None:
+    for name in options.names:
+        for kind, change in changes(load(options.folder, name)).items():
+            print(f"{name} {kind}: {change.share:.2%} of {change.element_count:,} elements changed", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -26,9 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the names of all series")
     building = commands.add_parser("build", help="build series that are not there yet")
-    building.add_argument("names", nargs="+", metavar="NAME", choices=NAMES)
-    building.add_argument("--folder", required=True, help="where the series lie, each in a folder of its own")
     building.add_argument("--quick", action="store_true", help="tiny series of the same form, in seconds")
+    changing = commands.add_parser("changes", help="how much changes from commit to commit, by component")
+    for command in (building, changing):
+        command.add_argument("names", nargs="+", metavar="NAME", choices=NAMES)
+        command.add_argument("--folder", required=True, help="where the series lie, each in a folder of its own")
     return parser
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.corpora import _control, _finetune
+from benchmarks.corpora import _control, _dqn, _finetune, _league, _pixels, _sac, _synthetic
 from benchmarks.corpora._series import Compose, Recorder, Series, read_marker, tensor_bytes, write_marker
 
 SEED = 1
@@ -39,6 +38,8 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "A": Recipe(_control.train, _control.ControlConfig(), _control.QUICK),
+    "B": Recipe(_pixels.train, _pixels.PixelsConfig(), _pixels.QUICK),
+    "C": Recipe(_dqn.train, _dqn.DqnConfig(), _dqn.QUICK, _dqn.compose),
     **{
         f"D-{variant}-{apart}": Recipe(
             _finetune.train,
@@ -49,6 +50,10 @@ RECIPES: dict[str, Recipe] = {
         for variant in ("fp32", "bf16", "bf16-fp32", "lora")
         for apart in (1, 4)
     },
+    "E": Recipe(_sac.train, _sac.SacConfig(), _sac.quick(64)),
+    "E-1": Recipe(_sac.train, _sac.SacConfig(steps_apart=1), _sac.quick(1)),
+    "F": Recipe(_league.train, _league.LeagueConfig(), _league.QUICK),
+    "S": Recipe(_synthetic.train, _synthetic.SyntheticConfig(), _synthetic.QUICK, _synthetic.compose),
 }
 NAMES: tuple[str, ...] = tuple(RECIPES)
 
@@ -116,7 +121,8 @@ def _recipe(name: str) -> Recipe:
 def _finished_folder(path: str) -> Iterator[str]:
     """A new folder that becomes `path` if all goes well, and vanishes otherwise."""
     parent, name = os.path.split(path)
-    unfinished = tempfile.mkdtemp(prefix=f".building-{name}-", dir=parent)
+    unfinished = os.path.join(parent, f".building-{name}-{os.getpid()}")
+    os.mkdir(unfinished)
     try:
         yield unfinished
         os.rename(unfinished, path)
