@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 
-from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, ZSTD, Buffer, Decoder, damaged
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, PREDICTION, RAW, ZSTD, Buffer, Decoder, damaged
 from casckpt.errors import UnsupportedFormatError
 
 _MODULES = {
@@ -19,6 +19,7 @@ _MODULES = {
     ZSTD: "zstd",
     PLANES: "planes",
     DIFFERENCE: "difference",
+    PREDICTION: "prediction",
 }
 
 

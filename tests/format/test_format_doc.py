@@ -50,6 +50,7 @@ CODE = {
     "CODEC_ZSTD": contract.ZSTD,
     "CODEC_PLANES": contract.PLANES,
     "CODEC_DIFFERENCE": contract.DIFFERENCE,
+    "CODEC_PREDICTION": contract.PREDICTION,
     "PATTERN_SIZE_MAX": constant.PATTERN_SIZE_MAX,
     "ITEM_SIZE_MIN": lanes.ITEM_SIZE_MIN,
     "ITEM_SIZE_MAX": lanes.ITEM_SIZE_MAX,

@@ -1,0 +1,339 @@
+"""Whatever the operands and the chunk are, it comes back; a plain decoder agrees; what is forged is an error or bytes.
+
+The oracle evaluates formulas on Python's own floats, item by item, as docs/format.md says: float64, rounded to float32
+after each operation by `struct`. It uses the codec for forms of codecs 0-4 only.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+from casckpt.codec import Encoded, Hint, decode_into
+from casckpt.codec.prediction import Model, Operand, encode_prediction
+from casckpt.errors import CorruptionError
+
+SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV = 1, 2, 3, 4, 5, 6
+OPERAND_COUNTS = {SECOND: 3, ADAM: 3, FIRST: 1, ROUNDING: 1, MOMENTUM: 2, NESTEROV: 3}
+CONSTANTS = {
+    SECOND: st.tuples(st.floats(2**-16, 1), st.floats(2**-50, 1), st.floats(2**-24, 1)),
+    ADAM: st.tuples(st.floats(0.5, 1), st.floats(-1, -(2**-50)), st.floats(2**-20, 1), st.floats(2**-50, 1)),
+    FIRST: st.tuples(st.floats(2**-50, 1), st.floats(2**-16, 1)),
+    ROUNDING: st.just(()),
+    MOMENTUM: st.tuples(st.floats(-1, -(2**-50)) | st.just(0.0)),
+    NESTEROV: st.tuples(st.floats(-1, -(2**-50)), st.floats(2**-50, 1)),
+}
+MODELS = st.sampled_from(list(CONSTANTS)).flatmap(lambda kind: st.builds(Model, st.just(kind), CONSTANTS[kind]))
+SHAPES = st.sampled_from(["noise", "hostile", "training", "zeros"])
+
+
+# --- the oracle ---
+
+
+def single(value: float) -> float:
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def bits(value: float) -> int:
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def of_bits(number: int) -> float:
+    return struct.unpack("<f", number.to_bytes(4, "little"))[0]
+
+
+def rounded_bf16(value: float) -> int:
+    if math.isnan(value):
+        return 0x7FC0
+    number = bits(value)
+    low, high = number & 0xFFFF, number >> 16
+    return high + (low > 0x8000 or (low == 0x8000 and high & 1))
+
+
+def rounded_fp16(value: float) -> int:
+    if math.isnan(value):
+        return 0x7E00
+    try:
+        return int.from_bytes(struct.pack("<e", value), "little")
+    except OverflowError:
+        return 0xFC00 if value < 0 else 0x7C00
+
+
+def fma(x: float, y: float, z: float) -> float:
+    return single(x * y + z)
+
+
+def second_moment(variant: int, rounding: int, constants: Sequence[float], v: float, m: float, new: float) -> float:
+    weight, decay, share = constants
+    g = single(single(single(new - m) / weight) + m)
+    if rounding == 1:
+        g = of_bits(rounded_bf16(g) << 16)
+    product = single(single(g * share) * g)
+    return (
+        fma(single(g * share), g, single(decay * v)),
+        fma(single(g * g), share, single(decay * v)),
+        fma(v, decay, product),
+        single(single(decay * v) + product),
+    )[variant]
+
+
+def adam_weight(variant: int, rounding: int, constants: Sequence[float], w: float, m: float, v: float) -> float:
+    keep, step, correction, eps = constants
+    root = single(math.sqrt(v if math.isnan(v) else max(v, 2.0**-126)))
+    divisor = single(single(root / correction) + eps)
+    if variant == 0:
+        return single(single(keep * w) + single(single(step * m) / divisor))
+    return fma(single(m / divisor), step, single(keep * w))
+
+
+def first_moment(variant: int, rounding: int, constants: Sequence[float], m: float, gradient: int) -> float:
+    decay, weight = constants
+    g = of_bits(gradient << 16)
+    return (
+        fma(single(g - m), weight, m),
+        single(m + single(single(g - m) * weight)),
+        fma(g, weight, single(decay * m)),
+    )[variant]
+
+
+def momentum_weight(variant: int, rounding: int, constants: Sequence[float], w: float, b: float) -> float:
+    return fma(b, constants[0], w) if variant == 0 else single(w + single(b * constants[0]))
+
+
+def nesterov_weight(variant: int, rounding: int, constants: Sequence[float], w: float, b: float, new: float) -> float:
+    step, momentum = constants
+    g = single(new - single(momentum * b))
+    return momentum_weight(variant, rounding, (step,), w, fma(new, momentum, g))
+
+
+FORMULAS = {
+    SECOND: (second_moment, 3, 2.0**-70),
+    ADAM: (adam_weight, 4, 2.0**-40),
+    FIRST: (first_moment, 2, 2.0**-70),
+    MOMENTUM: (momentum_weight, 1, 2.0**-40),
+    NESTEROV: (nesterov_weight, 2, 2.0**-40),
+}
+
+
+def part(codec: int, params: bytes, payload: bytes, bases: Sequence[bytes], size: int) -> bytes:
+    out = bytearray(size)
+    decode_into(codec, 1, params, payload, bases, memoryview(out))
+    return bytes(out)
+
+
+def oracle(params: bytes, payload: bytes, bases: Sequence[bytes], size: int) -> bytes:
+    """docs/format.md, codec 5, word for word."""
+    kind, variant, rounding = params[:3]
+    constant_count = 0 if kind == ROUNDING else FORMULAS[kind][1]
+    constants = struct.unpack_from(f"<{constant_count}f", params, 3)
+    at = 3 + 4 * constant_count
+    left, columns = list(bases), []
+    width = 2 if kind == ROUNDING else 4
+    count = size // width
+    for _ in range(OPERAND_COUNTS[kind]):
+        chunk_count, skip = struct.unpack_from("<BI", params, at)
+        at += 5
+        run = b"".join(left[:chunk_count])
+        left = left[chunk_count:]
+        columns.append([run[start : start + 4] for start in range(4 * skip, 4 * (skip + count), 4)])
+    rows = list(zip(*columns, strict=True))
+    extra: list[tuple[int, ...]] = [()] * count
+    if kind == FIRST:
+        codec, payload_size, params_size = struct.unpack_from("<BIB", params, at)
+        at += 6
+        plain = part(codec, params[at : at + params_size], payload[:payload_size], (), 2 * count)
+        extra = list(struct.iter_unpack("<H", plain))
+        at, payload = at + params_size, payload[payload_size:]
+    base = b"".join(
+        predicted(kind, variant, rounding, constants, row, more) for row, more in zip(rows, extra, strict=True)
+    )
+    return part(4, params[at:], payload, (base + bytes(size - len(base)),), size)
+
+
+def predicted(
+    kind: int, variant: int, rounding: int, constants: Sequence[float], row: Sequence[bytes], extra: tuple[int, ...]
+) -> bytes:
+    numbers = [struct.unpack("<f", item)[0] for item in row]
+    if kind == ROUNDING:
+        return (rounded_bf16 if rounding == 1 else rounded_fp16)(numbers[0]).to_bytes(2, "little")
+    formula, _, floor = FORMULAS[kind]
+    value = formula(variant, rounding, constants, *numbers, *extra)
+    return struct.pack("<f", value) if floor <= abs(value) < math.inf else row[0]
+
+
+# --- data ---
+
+
+def make(model: Model, shape: str, size: int, seed: int) -> tuple[bytes, list[bytes]]:
+    """A chunk and its operands; the generator is the test's own."""
+    rng = np.random.default_rng(seed)
+    count = size // model.itemsize
+    columns = [numbers(rng, shape, count) for _ in range(OPERAND_COUNTS[model.kind])]
+    if shape == "training":  # the chunk is near a step of plain float64 arithmetic
+        plain = step(model, [column.astype(np.float64) for column in columns], rng)
+    else:
+        plain = numbers(rng, shape, count).view(f"<u{model.itemsize}")[:count]
+    return plain.tobytes()[: model.itemsize * count] + rng.bytes(size % model.itemsize), [c.tobytes() for c in columns]
+
+
+def numbers(rng: np.random.Generator, shape: str, count: int) -> np.ndarray:
+    if shape == "training":
+        return np.abs(rng.normal(size=count)).astype("<f4")
+    if shape == "zeros":
+        return np.zeros(count, "<f4")
+    raw = rng.integers(0, 1 << 32, count, dtype=np.uint32)
+    if shape == "hostile":
+        special = [0, 1 << 31, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC12345]
+        near = (raw & 0x8FFFFFFF) | (raw % 91 << 23).astype(np.uint32)
+        raw = np.where(rng.random(count) < 0.3, rng.choice(np.array(special, np.uint32), count), near)
+    return raw.astype("<u4").view("<f4")
+
+
+def step(model: Model, columns: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    first = columns[0]
+    if model.kind == ROUNDING:
+        return (first.astype("<f4").view("<u4") >> 16).astype("<u2")
+    if model.kind == SECOND:
+        weight, decay, share = model.constants
+        result = decay * first + share * (columns[1] + (columns[2] - columns[1]) / weight) ** 2
+    elif model.kind == ADAM:
+        keep, rate, correction, eps = model.constants
+        result = keep * first + rate * columns[1] / (np.sqrt(columns[2]) / correction + eps)
+    elif model.kind == FIRST:
+        gradient = (rng.normal(size=len(first)).astype("<f4").view("<u4") >> 16 << 16).view("<f4")
+        result = first + model.constants[1] * (gradient - first)
+    else:
+        result = first + model.constants[0] * columns[-1]
+    return result.astype("<f4").view("<u4")
+
+
+def operands(columns: Sequence[bytes], cut: int = 0) -> list[Operand]:
+    """Each column in one chunk, or in two with `cut` items that are skipped before it."""
+    if not cut:
+        return [Operand((memoryview(column),), 4) for column in columns]
+    return [
+        Operand((memoryview(bytes(4 * cut) + column[: 4 * cut]), memoryview(column[4 * cut :])), 4, cut)
+        for column in columns
+    ]
+
+
+def bases_of(given: Sequence[Operand]) -> list[memoryview]:
+    return [chunk for operand in given for chunk in operand.chunks]
+
+
+def decoded(encoded: Encoded, bases: Sequence[bytes | memoryview], size: int) -> bytes:
+    whole = bytearray(b"\xee" * (size + 64))
+    try:
+        decode_into(
+            encoded.codec, encoded.version, encoded.params, encoded.payload, bases, memoryview(whole)[32 : 32 + size]
+        )
+    finally:
+        assert whole[:32] == whole[32 + size :] == b"\xee" * 32, "written outside the chunk"
+    return bytes(whole[32 : 32 + size])
+
+
+# --- claims ---
+
+
+@given(MODELS, SHAPES, st.integers(4, 900), st.integers(0, 2**32), st.integers(0, 3))
+@example(Model(SECOND, (0.1, 0.999, 0.001)), "training", 803, 0, 1)
+@example(Model(ADAM, (0.999, -1e-3, 0.3, 1e-8)), "hostile", 800, 0, 0)
+@example(Model(FIRST, (0.9, 0.1)), "hostile", 801, 0, 2)
+@example(Model(ROUNDING, ()), "hostile", 803, 0, 0)
+def test_any_bytes_come_back_and_the_oracle_agrees(model: Model, shape: str, size: int, seed: int, cut: int) -> None:
+    plain, columns = make(model, shape, size, seed)
+    given_operands = operands(columns, cut)
+    encoded = encode_prediction(memoryview(plain), [model], given_operands, ceiling=4 * size + 2000)
+    assert encoded is not None
+    assert (encoded.codec, encoded.rejected) == (5, None)
+    assert encoded.stored_size == len(encoded.payload)
+    bases = bases_of(given_operands)
+    assert decoded(encoded, bases, size) == plain
+    assert oracle(encoded.params, bytes(encoded.payload), [bytes(base) for base in bases], size) == plain
+
+
+@given(MODELS, SHAPES, st.integers(4, 400), st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 1))
+def test_every_variant_is_what_the_oracle_computes(
+    model: Model, shape: str, size: int, seed: int, variant: int, rounding: int
+) -> None:
+    """The variant and rounding that a trial chose are replaced; both decoders give the same bytes."""
+    plain, columns = make(model, shape, size, seed)
+    encoded = encode_prediction(memoryview(plain), [model], operands(columns), ceiling=4 * size + 2000)
+    assert encoded is not None
+    params = bytearray(encoded.params)
+    params[1] = variant % {SECOND: 4, FIRST: 3, ROUNDING: 1}.get(model.kind, 2)
+    params[2] = {SECOND: rounding, FIRST: 1, ROUNDING: 1 + rounding}.get(model.kind, 0)
+    forged = Encoded(5, 1, bytes(params), encoded.payload, encoded.stored_size)
+    assert decoded(forged, columns, size) == oracle(bytes(params), bytes(encoded.payload), columns, size)
+
+
+@given(st.lists(st.tuples(MODELS, SHAPES, st.integers(0, 9000)), max_size=8), st.integers(0, 9000), st.integers(0, 99))
+def test_a_hint_from_other_chunks_changes_size_but_never_content(
+    chunks: list[tuple[Model, str, int]], ceiling: int, seed: int
+) -> None:
+    hint = Hint()
+    for number, (model, shape, size) in enumerate(chunks):
+        plain, columns = make(model, shape, size, seed + number)
+        models = [model, Model(model.kind, model.constants)]
+        encoded = encode_prediction(memoryview(plain), models, operands(columns), hint, ceiling=ceiling)
+        if encoded is not None:
+            assert encoded.rejected is None
+            assert encoded.stored_size + len(encoded.params) + 32 * len(columns) < ceiling
+            assert decoded(encoded, columns, size) == plain
+
+
+FUZZED = [
+    Model(SECOND, (0.1, 0.999, 0.001)),
+    Model(ADAM, (0.999, -1e-3, 0.3, 1e-8)),
+    Model(FIRST, (0.9, 0.1)),
+    Model(ROUNDING, ()),
+]
+
+
+@pytest.mark.parametrize("model", FUZZED, ids=lambda model: str(model.kind))
+def test_mutated_forms_decode_inside_the_chunk_or_are_corruption(model: Model, seed: int) -> None:
+    rng = random.Random(seed)
+    size = 6001
+    plain, columns = make(model, "training", size, 1)
+    encoded = encode_prediction(memoryview(plain), [model], operands(columns), ceiling=2 * size)
+    assert encoded is not None
+    outcomes = {"error": 0, "bytes": 0}
+    for _ in range(400):
+        params, payload = mutate(rng, encoded.params, bytes(encoded.payload))
+        given_size = rng.choice([size, size, size, 0, 1, size - 1, size + 1, 2 * size])
+        forged = Encoded(5, 1, params, payload, len(payload))
+        bases = columns[: rng.choice([len(columns), len(columns), 1])]
+        try:
+            assert len(decoded(forged, bases, given_size)) == given_size
+            outcomes["bytes"] += 1
+        except CorruptionError:
+            outcomes["error"] += 1
+    assert outcomes["error"] > 100
+
+
+def mutate(rng: random.Random, params: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    """Change, drop, add or cut bytes of one of the two; the parameters more often, for they steer."""
+    is_params = not payload or rng.random() < 0.7
+    target = bytearray(params if is_params else payload)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(target) + 1)
+        action = rng.randrange(6)
+        if action == 0:
+            target.insert(at, rng.randrange(256))
+        elif action == 1:
+            del target[at:]
+        elif action == 2:
+            del target[at : at + 1]
+        elif at < len(target):
+            target[at] = rng.choice([0, 1, 0xFF, 0x80, rng.randrange(256)])
+    return (bytes(target), payload) if is_params else (params, bytes(target))
