@@ -1,67 +1,85 @@
-"""A chunk with or without a base: whichever is smaller by enough.
+"""A chunk with or without a base: whichever is smaller by enough, and cheap enough to decode.
 
-A leaf's `Memory` knows what its chunks take without a base, so that a difference need not be measured against a
-standalone encoding that is then thrown away: both are made only at the first chunk and every TRIAL_INTERVAL uses.
+A leaf's `Memory` knows what its chunks take by each way, so that only what likely wins is computed: everything is tried
+at the first chunk and every TRIAL_INTERVAL uses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from casckpt.codec import choose, constant
-from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
+from casckpt.codec import choose, constant, raw
+from casckpt.codec.contract import Encoded
 from casckpt.codec.difference import encode_difference
-
-MARGIN = 0.03  # of the chunk: what a base has to save, because every restore decodes and hashes it too
-
-
-@dataclass(slots=True)
-class Memory:
-    """What paid for one leaf. May be shared by threads like a `Hint`: a race costs a trial, never correctness."""
-
-    standalone: Hint = field(default_factory=Hint)
-    difference: Hint = field(default_factory=Hint)
-    _ratio: float = 1.0  # size without a base, as a share of the chunk
-    _uses: int = 0
-
-    def is_trial_due(self) -> bool:
-        """Whether this use, which is counted, has to measure the standalone encoding."""
-        self._uses += 1
-        return self._uses % TRIAL_INTERVAL == 1
-
-    def learn(self, alone: Encoded, plain_size: int) -> None:
-        """Remember what a chunk takes without a base."""
-        self._ratio = (alone.stored_size + len(alone.params)) / plain_size
-
-    def ceiling(self, plain_size: int) -> int:
-        """Bytes that a difference must stay under."""
-        return int((self._ratio - MARGIN) * plain_size)
+from casckpt.codec.memory import Limits, Memory
 
 
-def encode_best(plain: memoryview, itemsize: int, memory: Memory, base: memoryview | None) -> Encoded:
-    """The standalone encoding, or the difference to `base` when that saves at least MARGIN of the chunk.
+class Base(NamedTuple):
+    """A chunk that a difference may name: its decoding cost, and its plain bytes; None when they cannot be had."""
+
+    cost: int
+    read: Callable[[], memoryview | None]
+
+
+class Best(NamedTuple):
+    """An encoding, and which of the bases it names; None: none."""
+
+    encoded: Encoded
+    base: int | None = None
+
+
+def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequence[Base], limits: Limits) -> Best:
+    """The difference to the first base that is worth it and cheap enough, else the standalone encoding.
 
     Args:
         plain: the chunk: C-contiguous, one byte per item of the view.
         itemsize: bytes per number.
         memory: what paid last for this leaf; updated.
-        base: plain bytes of the only base that is to be tried. None: exactly `choose.encode`.
+        bases: those that may be tried, the most alike first. One is read only when it is.
+        limits: of cost and size.
 
     Returns:
-        An encoding that decodes to `plain` by proof. It names `base` exactly when its codec is `DIFFERENCE`.
-        `rejected` is kept when the proof of a difference failed and the standalone encoding takes its place.
+        An encoding that decodes to `plain` by proof. `rejected` is kept when the proof of a difference failed and
+        the standalone encoding takes its place.
 
     Raises:
         InvalidInputError: `itemsize` is not positive.
     """
-    if base is None or constant.find_pattern(plain, max(itemsize, 1)) is not None:
-        return choose.encode(plain, itemsize, memory.standalone)
+    if not bases or _is_constant(plain, itemsize):
+        return Best(_alone(plain, itemsize, memory, limits))
     alone = None
     if memory.is_trial_due():
-        alone = choose.encode(plain, itemsize, memory.standalone)
-        memory.learn(alone, len(plain))
-    form = encode_difference(plain, base, itemsize, memory.difference, ceiling=memory.ceiling(len(plain)))
-    if form is not None and form.rejected is None:
-        return form
-    alone = alone or choose.encode(plain, itemsize, memory.standalone)
-    return alone if form is None else replace(alone, rejected=alone.rejected or form.rejected)
+        alone = _alone(plain, itemsize, memory, limits)
+        memory.learn_alone(alone, len(plain))
+    rejected = None
+    for number, base in enumerate(bases):
+        if memory.is_difference_hopeless or base.cost + memory.difference_cost > limits.cost_max:
+            continue
+        base_plain = base.read()
+        if base_plain is None:
+            continue
+        ceiling = memory.ceiling(len(plain), limits.level.difference_max)
+        form = encode_difference(plain, base_plain, itemsize, memory.difference, ceiling=ceiling)
+        if form is not None and form.rejected is not None:
+            rejected = form.rejected
+            break
+        memory.learn_difference(form, len(plain))
+        if form is not None and base.cost + memory.difference_cost <= limits.cost_max:
+            return Best(form, number)
+    if memory.difference_share <= limits.level.root_gain:
+        return Best(raw.encode(plain, rejected=rejected))
+    alone = alone or _alone(plain, itemsize, memory, limits)
+    return Best(replace(alone, rejected=alone.rejected or rejected))
+
+
+def _is_constant(plain: memoryview, itemsize: int) -> bool:
+    """Whether a chunk is one short pattern over and over, which takes no bytes at all."""
+    return constant.find_pattern(plain, max(itemsize, 1)) is not None
+
+
+def _alone(plain: memoryview, itemsize: int, memory: Memory, limits: Limits) -> Encoded:
+    level = limits.level
+    gain = level.operand_gain if limits.is_operand else level.standalone_gain
+    return choose.encode(plain, itemsize, memory.standalone, gain_min=gain)

@@ -43,13 +43,14 @@ class Plan:
     profile: zstd.Profile | None = None
 
 
-def encode(plain: memoryview, itemsize: int, hint: Hint | None = None) -> Encoded:
+def encode(plain: memoryview, itemsize: int, hint: Hint | None = None, *, gain_min: float = GAIN_MIN) -> Encoded:
     """The smallest worthwhile encoding of one chunk.
 
     Args:
         plain: the chunk: C-contiguous, one byte per item of the view.
         itemsize: bytes per number; 1 for opaque bytes. The chunk need not hold whole items.
-        hint: what paid last for this leaf; updated.
+        hint: what paid last for this leaf; updated. One hint goes with one `gain_min`.
+        gain_min: share of the chunk that an encoding has to save.
 
     Returns:
         The encoding. For raw, its payload is `plain` itself.
@@ -71,7 +72,7 @@ def encode(plain: memoryview, itemsize: int, hint: Hint | None = None) -> Encode
         plan = hint.recall() if hint is not None else None
         if plan is None or plan.itemsize != itemsize:  # one hint given for different leaves
             plan = choose(plain, itemsize)
-        encoded = _apply(plain, itemsize, plan)
+        encoded = _apply(plain, itemsize, plan, gain_min)
     except zstd.ZstdError:  # the library failed, of which memory is the usual reason; raw needs none
         return raw.encode(plain, rejected="zstd")
     if hint is not None:
@@ -79,14 +80,14 @@ def encode(plain: memoryview, itemsize: int, hint: Hint | None = None) -> Encode
     return encoded
 
 
-def _apply(plain: memoryview, itemsize: int, plan: Plan) -> Encoded:
+def _apply(plain: memoryview, itemsize: int, plan: Plan, gain_min: float) -> Encoded:
     if plan.lanes:
         encoded, name = planes.encode(plain, itemsize, plan.lanes), "planes"
     elif plan.profile is not None:
         encoded, name = zstd.encode(plain, plan.profile), "zstd"
     else:
         return raw.encode(plain)
-    if encoded.stored_size + len(encoded.params) > (1 - GAIN_MIN) * len(plain):
+    if encoded.stored_size + len(encoded.params) > (1 - gain_min) * len(plain):
         return raw.encode(plain)
     return _checked(plain, encoded, name)
 

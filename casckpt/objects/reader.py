@@ -25,7 +25,7 @@ from casckpt.errors import CasckptError, CorruptionError, IncompleteError, Stora
 from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
 from casckpt.ids import ObjectId, StoreId
 from casckpt.index.kv import Kv, KvReader
-from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, number_key, places_of
+from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, first_places, number_key, places_of
 from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import graph, pool
 from casckpt.objects.packs import pack_path
@@ -127,6 +127,13 @@ class ObjectReader:
                 job()
         else:
             pool.run_all(_call, jobs)
+
+    def chains(self, ids: Sequence[ObjectId]) -> dict[ObjectId, Place]:
+        """The preferred places of those objects that the index knows, and of everything they are decoded from."""
+        with self._kv().read() as txn:
+            places = dict(zip(ids, first_places(txn.get_many("objects", ids)), strict=True))
+            known = {object_id: place for object_id, place in places.items() if place is not None}
+            return {**graph.close(known.values(), txn), **known}
 
     def read_together(self, ids: Sequence[ObjectId]) -> dict[ObjectId, memoryview]:
         """The plain bytes of a few objects that likely share bases, read by this thread.

@@ -1,8 +1,8 @@
 """New objects written: hashed, looked up, encoded and written in one pipeline, in bounded memory.
 
-Pool threads take batches of about 8 MiB: they hash each chunk, compare with the id that the parent snapshot has in the
-same place, look the rest up, and encode what is not stored. The calling thread writes what comes back, in order,
-straight from the memory it lies in. Finished packs are synced and read back by other threads while the next is written.
+Pool threads take batches of about 8 MiB and encode what is new in them (`chunks`). The calling thread writes what comes
+back, in order, straight from the memory it lies in. Finished packs are synced and read back by other threads while the
+next is written.
 
 Nothing is visible to anybody before `publish` moves the packs to their names, and even then nothing refers to them
 until the timeline entry is written. A commit that brings little (INLINE_LIMIT) makes no pack: its records go into the
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from casckpt.codec import Encoded, Hint, encode
+from casckpt.codec import Encoded, encode
 from casckpt.digest import CHECK_SIZE, check16, digest
-from casckpt.errors import ConcurrentMutationError, CorruptionError
+from casckpt.errors import CorruptionError
 from casckpt.format.entry import PackRef
 from casckpt.format.pack import (
     HEADER_SIZE,
@@ -35,21 +35,14 @@ from casckpt.format.record import CHUNK, CODEC_RAW, PAYLOAD_CHECK_AT, RecordHead
 from casckpt.ids import ObjectId, PackId, StoreId
 from casckpt.limits import BATCH_SIZE, CHUNK_SIZE, INLINE_LIMIT, PACK_TARGET_SIZE, SINGLE_THREAD_SIZE
 from casckpt.objects import pool
+from casckpt.objects.bases import IsPresent
+from casckpt.objects.chunks import ChunkEncoder, ChunkTask, Outcome, moved
 from casckpt.objects.packs import pack_path
+from casckpt.objects.reader import ObjectReader
 from casckpt.storage.fs import File
 from casckpt.storage.process import System
 
 VERIFY_MODES = ("reread", "media", "off")
-
-
-class ChunkTask(NamedTuple):
-    """A chunk to be stored if it is new. `read` gives its plain bytes, without copying where it can."""
-
-    read: Callable[[], memoryview]
-    size: int
-    itemsize: int
-    known_id: ObjectId | None
-    hint: Hint | None
 
 
 class Written(NamedTuple):
@@ -61,9 +54,6 @@ class Written(NamedTuple):
     stored_bytes: int
 
 
-IsPresent = Callable[[Sequence[ObjectId]], Sequence[bool]]
-
-
 class ObjectWriter:
     """The objects of one commit. Used by one thread; `abort` or `publish` ends it.
 
@@ -71,17 +61,29 @@ class ObjectWriter:
         root: the store's folder.
         is_present: for each id, whether a good, existing record of it is in the store. Called from pool threads.
         verify: "reread" (fresh descriptor), "media" (the page cache is dropped first) or "off".
+        reader: of the store, for the bases of new chunks; None: they get none.
     """
 
-    def __init__(self, root: str, store_id: StoreId, system: System, is_present: IsPresent, *, verify: str) -> None:
+    def __init__(
+        self,
+        root: str,
+        store_id: StoreId,
+        system: System,
+        is_present: IsPresent,
+        *,
+        verify: str,
+        reader: ObjectReader | None = None,
+    ) -> None:
         self._root = root
         self._store_id = store_id
         self._system = system
         self._is_present = is_present
         self._verify = verify
-        self._seen: set[ObjectId] = set()
+        self._reader = reader
+        self._seen: dict[ObjectId, int] = {}  # with the depth of the record
         self._held: list[tuple[RecordHeader, memoryview]] = []  # records so far, while they may still go inline
         self._held_size = 0
+        self._may_inline = True
         self._pack: _PackFile | None = None
         self._sealing: list[tuple[_PackFile, Future[None]]] = []
         self._published: list[str] = []
@@ -100,24 +102,32 @@ class ObjectWriter:
 
         Memory: at most two batches per pool thread are under way.
         """
-        results: list[tuple[ObjectId, bool]] = []
+        results: dict[int, tuple[ObjectId, bool]] = {}
         self._waiting_bytes = sum(task.size for task in tasks)
         with contextlib.closing(self._processed(tasks)) as batches:
-            for object_id, plain_size, encoded in itertools.chain.from_iterable(batches):
-                is_new = encoded is not None and object_id not in self._seen
-                results.append((object_id, is_new))
-                if encoded is not None and is_new:
-                    self._add(CHUNK, object_id, plain_size, encoded)
-                self._waiting_bytes -= plain_size
-        return results
+            for outcome in itertools.chain.from_iterable(batches):
+                results[outcome.position] = outcome.object_id, self._take(outcome)
+                self._waiting_bytes -= outcome.size
+        return [results[at] for at in range(len(tasks))]
 
-    def _processed(
-        self, tasks: Sequence[ChunkTask]
-    ) -> Generator[list[tuple[ObjectId, int, Encoded | None]], None, None]:
+    def _processed(self, tasks: Sequence[ChunkTask]) -> Generator[list[Outcome], None, None]:
+        encoder = ChunkEncoder(tasks, self._is_present, self._reader)
         if self._waiting_bytes <= SINGLE_THREAD_SIZE:
-            yield self._process(tasks)  # handing it to another thread would take longer than doing it
+            yield encoder.process(range(len(tasks)))  # handing it to a thread would take longer than doing it
         else:
-            yield from pool.map_ordered(self._process, _batches(tasks), ahead=2 * pool.thread_count())
+            yield from pool.map_ordered(encoder.process, encoder.batches(), ahead=2 * pool.thread_count())
+
+    def _take(self, outcome: Outcome) -> bool:
+        """Add a chunk that was encoded, unless this commit has it; returns whether it is new.
+
+        One that is less deep than the record there is added too: what was built on it relies on its depth.
+        """
+        kept_depth = self._seen.get(outcome.object_id)
+        if outcome.encoded is not None and (kept_depth is None or outcome.depth < kept_depth):
+            if outcome.is_tied:
+                self._leave_inline()
+            self._add(CHUNK, outcome.object_id, outcome.size, outcome.encoded, outcome)
+        return outcome.encoded is not None and kept_depth is None
 
     def add_all(self, objects: Iterable[tuple[int, bytes]]) -> list[ObjectId]:
         """Store those small objects (kind, plain bytes) that are not there; returns their ids in order."""
@@ -176,29 +186,12 @@ class ObjectWriter:
         self._pack = None
         self._sealing = []
 
-    # --- pool side ---
-
-    def _process(self, batch: Sequence[ChunkTask]) -> list[tuple[ObjectId, int, Encoded | None]]:
-        plains = [task.read() for task in batch]
-        ids = [digest(plain) for plain in plains]
-        unknown = [at for at, task in enumerate(batch) if ids[at] != task.known_id]
-        present = self._is_present([ids[at] for at in unknown]) if unknown else ()
-        encoded: list[Encoded | None] = [None] * len(batch)
-        for at, is_present in zip(unknown, present, strict=True):
-            if not is_present:
-                encoded[at] = self._encode(plains[at], ids[at], batch[at])
-        return [(object_id, task.size, form) for object_id, task, form in zip(ids, batch, encoded, strict=True)]
-
-    def _encode(self, plain: memoryview, object_id: ObjectId, task: ChunkTask) -> Encoded:
-        form = encode(plain, task.itemsize, task.hint)
-        if form.codec != CODEC_RAW and digest(plain) != object_id:
-            raise _moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
-        return form
-
     # --- writing side ---
 
-    def _add(self, kind: int, object_id: ObjectId, plain_size: int, form: Encoded) -> None:
-        self._seen.add(object_id)
+    def _add(
+        self, kind: int, object_id: ObjectId, plain_size: int, form: Encoded, outcome: Outcome | None = None
+    ) -> None:
+        self._seen[object_id] = outcome.depth if outcome else 0
         self.rejected_count += form.rejected is not None
         payload = memoryview(form.payload)
         check = object_id[:16] if form.codec == CODEC_RAW else check16(payload)
@@ -211,20 +204,27 @@ class ObjectWriter:
             stored_size=form.stored_size,
             payload_check=check,
             params=form.params,
+            bases=outcome.bases if outcome else (),
+            depth=outcome.depth if outcome else 0,
+            cost=outcome.cost if outcome else 0,
         )
-        if self._pack is None and self._held_size + form.stored_size <= INLINE_LIMIT:
+        if self._may_inline and self._held_size + form.stored_size <= INLINE_LIMIT:
             # Held bytes are copied: the memory they lie in is reused, or the user's and may have moved since the hash.
             held = bytes(payload)
             if form.codec == CODEC_RAW and digest(held) != object_id:
-                raise _moved(object_id)
+                raise moved(object_id)
             self._held.append((header, memoryview(held)))
             self._held_size += form.stored_size
             return
-        if self._pack is None:
-            for held_header, held_payload in self._held:
-                self._pack_with_room(len(held_payload)).append(held_header, held_payload)
-            self._held = []
+        self._leave_inline()
         self._pack_with_room(len(payload)).append(header, payload)
+
+    def _leave_inline(self) -> None:
+        """From here on everything goes into packs, what was held included."""
+        held, self._held = self._held, []
+        for header, payload in held:
+            self._pack_with_room(len(payload)).append(header, payload)
+        self._may_inline = False
 
     def _pack_with_room(self, payload_size: int) -> _PackFile:
         if self._pack is not None and self._pack.rows and self._pack.size + payload_size > PACK_TARGET_SIZE:
@@ -283,14 +283,6 @@ class ObjectWriter:
             file.close()
 
 
-def _moved(object_id: ObjectId) -> ConcurrentMutationError:
-    return ConcurrentMutationError(
-        f"chunk {object_id.hex()[:12]}: its memory changed while the commit was reading it. Nothing was committed. "
-        "Commit from the thread that trains, between updates.",
-        object_id=object_id,
-    )
-
-
 class _PackFile:
     """A pack being written under a temporary name."""
 
@@ -343,14 +335,3 @@ class _PackFile:
             self.file.truncate(self.size)
         footer_check = self.footer[-TRAILER_SIZE:][48:64]
         self.ref = PackRef(self.pack_id, self.size, footer_check)
-
-
-def _batches(tasks: Sequence[ChunkTask]) -> Iterable[Sequence[ChunkTask]]:
-    start, room = 0, BATCH_SIZE
-    for at, task in enumerate(tasks):
-        room -= task.size
-        if room <= 0:
-            yield tasks[start : at + 1]
-            start, room = at + 1, BATCH_SIZE
-    if start < len(tasks):
-        yield tasks[start:]

@@ -123,6 +123,11 @@ class Staging:
         self._generations: list[dict[str, _Slot]] = [{} for _ in range(GENERATIONS)]
         self._taken: list[list[Captured] | None] = [None] * GENERATIONS
         self._latest = 0
+        self._copies: dict[str, Captured] = {}
+
+    def latest(self) -> dict[str, Captured]:
+        """The last copy of each component, whose memory a later `stage` writes over; empty before the first."""
+        return dict(self._copies)
 
     def stage(self, captured: list[Captured]) -> list[Captured]:
         """Copy every block; the result is valid until it is given to `release`.
@@ -145,6 +150,7 @@ class Staging:
             del slots[component]
         self._taken[number] = staged
         self._latest = number
+        self._copies = {one.component: one for one in staged}
         return staged
 
     def _free_generation(self) -> int:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from casckpt.codec.level import Level
 from casckpt.digest import digest
 from casckpt.errors import (
     CasckptError,
@@ -87,6 +88,7 @@ class Committer:
         *,
         run: str,
         verify: str,
+        level: Level,
         chunk_size: int,
     ) -> None:
         self._root = root
@@ -97,7 +99,7 @@ class Committer:
         self._catalog = catalog
         self._run = run
         self._verify = verify
-        self._components = Components(catalog, chunk_size)
+        self._components = Components(catalog, chunk_size, level)
         self.position = Position("main")
         self._context: tuple[bytes, Context] | None = None
 
@@ -116,7 +118,14 @@ class Committer:
         parent = self._parent()
         self._check_components(draft, parent)
         check = WholenessCheck(self._timeline, self._keeper, self._catalog)
-        writer = ObjectWriter(self._root, self._store_id, self._system, check.are_present, verify=self._verify)
+        writer = ObjectWriter(
+            self._root,
+            self._store_id,
+            self._system,
+            check.are_present,
+            verify=self._verify,
+            reader=self._keeper.reader,
+        )
         try:
             with _expecting_folders():
                 return self._write(draft, parent, writer, check)

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from casckpt.codec import Hint
+from casckpt.codec.level import COST_MAX, COST_UNIT, OPENING_SIZE, Level
+from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CorruptionError
 from casckpt.format import wire
 from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
@@ -23,7 +24,8 @@ from casckpt.format.record import MANIFEST, NODE, STRUCTURE
 from casckpt.format.snapshot import EXACT, MANIFEST_VERSION, NECESSITIES, ComponentRef, Manifest, Snapshot
 from casckpt.ids import ObjectId
 from casckpt.limits import NODE_FANOUT
-from casckpt.objects.writer import ChunkTask, ObjectWriter
+from casckpt.objects.chunks import ChunkTask
+from casckpt.objects.writer import ObjectWriter
 from casckpt.state.capture import Captured
 from casckpt.store.catalog import Catalog
 from casckpt.store.draft import Draft
@@ -62,7 +64,7 @@ class _Chunk(NamedTuple):
     parts: list[Part]
     size: int
     itemsize: int
-    hint: Hint
+    memory: Memory
 
 
 class _Shape(NamedTuple):
@@ -96,8 +98,9 @@ class _Plan:
 class Components:
     """Writes the components of commits for one handle, which stands at one position."""
 
-    def __init__(self, catalog: Catalog, chunk_size: int) -> None:
+    def __init__(self, catalog: Catalog, chunk_size: int, level: Level) -> None:
         self._catalog = catalog
+        self._level = level
         self._chunk_size = chunk_size
         self._known: dict[str, Known] = {}
         self._shapes: dict[str, _Shape] = {}
@@ -117,7 +120,7 @@ class Components:
         """
         trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
-        results = iter(writer.add_chunks([task for plan in plans.values() for task in self._tasks(plan)]))
+        results = iter(writer.add_chunks(self._tasks(draft, plans)))
         added = Added({}, {}, {})
         changed: dict[str, list[ObjectId]] = {}
         for name, plan in plans.items():
@@ -198,21 +201,32 @@ class Components:
         if known is not None and is_known and known.scalars_size == len(captured.scalars):
             return known
         layout = self.layout(captured)
-        hints: dict[int, Hint] = (
-            {chunk.parts[0].block: chunk.hint for chunk in known.chunks} if known and is_known else {}
+        memories: dict[int, Memory] = (
+            {chunk.parts[0].block: chunk.memory for chunk in known.chunks} if known and is_known else {}
         )
         chunks = []
         for chunk, size in enumerate(layout.chunk_sizes):
             parts = layout.parts(chunk)
-            hint = hints.setdefault(parts[0].block, Hint())
-            chunks.append(_Chunk(parts, size, layout.itemsizes[chunk], hint))
+            memory = memories.setdefault(parts[0].block, Memory())
+            chunks.append(_Chunk(parts, size, layout.itemsizes[chunk], memory))
         shape = self._shapes[name] = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks)
         return shape
 
-    def _tasks(self, plan: _Plan) -> Iterable[ChunkTask]:
-        known_ids = plan.known.ids if plan.known and plan.is_alike else itertools.repeat(None)
-        for (parts, size, itemsize, hint), known_id in zip(plan.chunks, known_ids, strict=False):
-            yield ChunkTask(functools.partial(read_chunk, plan.captured, parts, size), size, itemsize, known_id, hint)
+    def _tasks(self, draft: Draft, plans: dict[str, _Plan]) -> list[ChunkTask]:
+        levels = {name: draft.levels.get(name, self._level) for name in plans}
+        costs = _cost_limits([(levels[name], plan.chunks) for name, plan in plans.items()])
+        tasks = []
+        for name, plan in plans.items():
+            limits = Limits(levels[name], costs[levels[name]])
+            previous = draft.previous.get(name)
+            if previous is not None and not _is_laid_out_alike(previous, plan.captured):
+                previous = None
+            known_ids = plan.known.ids if plan.known and plan.is_alike else itertools.repeat(None)
+            for (parts, size, itemsize, memory), known_id in zip(plan.chunks, known_ids, strict=False):
+                read = functools.partial(read_chunk, plan.captured, parts, size)
+                parent = functools.partial(read_chunk, previous, parts, size) if previous else None
+                tasks.append(ChunkTask(read, size, itemsize, known_id, memory, limits, read_parent=parent))
+        return tasks
 
     def _keep(self, added: Added, draft: Draft, name: str, plan: _Plan, known: Known, parent: Snapshot | None) -> None:
         """An unchanged component: the same manifest, captured anew."""
@@ -257,6 +271,34 @@ class Components:
                 nodes[name],
                 plan.captured.structure_bytes,
             )
+
+
+def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, int]:
+    """For each level what a chunk may cost to decode, so that a restore of all keeps the level's mean.
+
+    What chunks that want no base cost anyway is taken from the whole; the others share the rest. A small state may cost
+    more: its restore is mostly that of opening the store.
+    """
+    sizes: dict[Level, int] = {}
+    spent: dict[Level, int] = {}
+    wanting: dict[Level, int] = {}
+    for level, chunks in parts:
+        for chunk in chunks:
+            sizes[level] = sizes.get(level, OPENING_SIZE) + chunk.size
+            if chunk.memory.wants_bases:
+                wanting[level] = wanting.get(level, 0) + chunk.size
+            else:
+                spent[level] = spent.get(level, 0) + chunk.size * chunk.memory.cost
+    found = {}
+    for level, size in sizes.items():
+        mean = round(level.cost_max * COST_UNIT)
+        left = level.cost_max * COST_UNIT * size - spent.get(level, 0)
+        found[level] = min(round(left / wanting[level]) if level in wanting else mean, COST_MAX)
+    return found
+
+
+def _is_laid_out_alike(one: Captured, other: Captured) -> bool:
+    return one.structure_bytes == other.structure_bytes and len(one.scalars) == len(other.scalars)
 
 
 def _necessity(draft: Draft, name: str, parent: Snapshot | None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from casckpt.codec.level import Level, find_level
 from casckpt.errors import ConfigDriftWarning, InvalidInputError
 from casckpt.format.entry import MetricValue
 from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES, Context
@@ -23,7 +24,11 @@ _WATCHED = ("numpy", "torch", "gymnasium")  # libraries whose versions take part
 
 @dataclass
 class Draft:
-    """A commit to be made. `context` is complete: the parent's, with what this commit changes."""
+    """A commit to be made. `context` is complete: the parent's, with what this commit changes.
+
+    `previous` are earlier copies of components, whose memory may be reused at any time: whoever reads them copies first
+    and then proves what was copied.
+    """
 
     step: int
     captured: Mapping[str, Captured]
@@ -33,11 +38,28 @@ class Draft:
     inherit: Sequence[str]
     drop: Sequence[str]
     necessity: Mapping[str, str]
+    levels: Mapping[str, Level]
+    previous: Mapping[str, Captured] = field(default_factory=dict)
 
     def release(self) -> None:
         """Let go of the user's objects; what is needed to recognise their structure stays."""
         for each in self.captured.values():
             each.release()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a commit takes beside step and state; see `Store.commit`."""
+
+    metrics: Mapping[str, MetricValue] | None
+    labels: Mapping[str, str] | None
+    config: Any
+    schema_version: int | None
+    inherit: Sequence[str]
+    drop: Sequence[str]
+    necessity: Mapping[str, str] | None
+    levels: Mapping[str, str] | None
+    allow_pickle: bool
 
 
 class Drafter:
@@ -47,32 +69,20 @@ class Drafter:
         self._captured: dict[str, Captured] = {}
         self._configs_seen: set[bytes] = set()
 
-    def draft(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        parent: Context | None,
-        *,
-        metrics: Mapping[str, MetricValue] | None,
-        labels: Mapping[str, str] | None,
-        config: Any,
-        schema_version: int | None,
-        inherit: Sequence[str],
-        drop: Sequence[str],
-        necessity: Mapping[str, str] | None,
-        allow_pickle: bool,
-    ) -> Draft:
+    def draft(self, step: int, state: Mapping[str, Any], parent: Context | None, options: Options) -> Draft:
         """Check everything that can be checked before anything is read, then capture. See `Store.commit`."""
         number = check_step(step)
-        _check_arguments(number, state, inherit, drop, necessity or {})
-        plain = plain_metrics(metrics or {}), plain_labels(labels or {})
-        context = self._context(number, parent, config, schema_version)
+        necessity, inherit, drop = dict(options.necessity or {}), tuple(options.inherit), tuple(options.drop)
+        _check_arguments(number, state, options)
+        plain = plain_metrics(options.metrics or {}), plain_labels(options.labels or {})
+        levels = {name: find_level(level) for name, level in (options.levels or {}).items()}
+        context = self._context(number, parent, options.config, options.schema_version)
         captured = {}
         for name, value in state.items():
             previous = self._captured.get(check_name(name, "component"))
-            captured[name] = capture(name, value, allow_pickle=allow_pickle, previous=previous)
+            captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
         self._captured = captured
-        return Draft(number, captured, *plain, context, tuple(inherit), tuple(drop), dict(necessity or {}))
+        return Draft(number, captured, *plain, context, inherit, drop, necessity, levels)
 
     def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:
         if schema_version is not None and (type(schema_version) is not int or not 0 <= schema_version < 1 << 63):
@@ -93,9 +103,8 @@ class Drafter:
         )
 
 
-def _check_arguments(
-    step: int, state: Any, inherit: Sequence[str], drop: Sequence[str], necessity: Mapping[str, str]
-) -> None:
+def _check_arguments(step: int, state: Any, options: Options) -> None:
+    inherit, drop = options.inherit, options.drop
     if not isinstance(state, Mapping):
         raise InvalidInputError(
             f"state: expected a mapping of component name to its state, got {type(state).__name__}. "
@@ -108,11 +117,13 @@ def _check_arguments(
         raise InvalidInputError(f"{both} in inherit= and in drop= too. Name each in one of them.", names=both)
     if not state and not inherit:
         raise InvalidInputError(f"step {step}: the state is empty. Give at least one component.")
-    for name, value in necessity.items():
+    for name, value in (options.necessity or {}).items():
         if value not in NECESSITIES:
             raise InvalidInputError(f"necessity[{name!r}]={value!r}: expected one of {', '.join(NECESSITIES)}")
-        if name not in state and name not in inherit:
-            raise InvalidInputError(f"necessity[{name!r}]: this commit has no such component")
+    for option, named in (("necessity", options.necessity), ("levels", options.levels)):
+        for name in named or {}:
+            if name not in state and name not in inherit:
+                raise InvalidInputError(f"{option}[{name!r}]: this commit has no such component")
 
 
 def environment_versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from casckpt.codec.level import Level
 from casckpt.errors import (
     CorruptionError,
     IncompleteError,
@@ -43,7 +44,7 @@ from casckpt.store.catalog import Catalog, check_name, check_step
 from casckpt.store.choose import Choice, Chooser
 from casckpt.store.commit import Committer
 from casckpt.store.compare import Diff, compare
-from casckpt.store.draft import Draft, Drafter
+from casckpt.store.draft import Draft, Drafter, Options
 from casckpt.store.restore import Restorer
 from casckpt.store.settle import plain_labels, plain_metrics
 from casckpt.store.turns import Turns
@@ -64,6 +65,7 @@ class Store:
         run: str,
         read_only: bool,
         verify: str,
+        level: Level,
         lock_timeout_s: float,
     ) -> None:
         self.path = root
@@ -87,6 +89,7 @@ class Store:
             self._catalog,
             run=run,
             verify=verify,
+            level=level,
             chunk_size=document.chunk_size,
         )
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
@@ -112,6 +115,7 @@ class Store:
         inherit: Sequence[str] = (),
         drop: Sequence[str] = (),
         necessity: Mapping[str, str] | None = None,
+        levels: Mapping[str, str] | None = None,
         allow_pickle: bool = False,
     ) -> Snapshot:
         """Make an immutable snapshot of `state` at `step`; it is durable when this returns.
@@ -128,6 +132,7 @@ class Store:
             inherit: components of the parent to keep as of their own step.
             drop: components of the parent to leave out from now on.
             necessity: component → "exact" (default), "reloadable" or "droppable"; kept by later commits.
+            levels: component → "fast", "balanced" or "small", where it is another than the store was opened with.
             allow_pickle: store what nothing else represents as a marked pickle, which only a restore with the same
                 option reads.
 
@@ -146,21 +151,10 @@ class Store:
             OutOfSpaceError, StorageError: nothing was committed; `needed_bytes` says what was left to write.
             SaveFailedError: an earlier `commit_async` failed and nobody had asked.
         """
+        options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
         with self._writing("commit"):
             self._background.raise_failures()
-            draft = self._drafter.draft(
-                step,
-                state,
-                self._committer.context(),
-                metrics=metrics,
-                labels=labels,
-                config=config,
-                schema_version=schema_version,
-                inherit=inherit,
-                drop=drop,
-                necessity=necessity,
-                allow_pickle=allow_pickle,
-            )
+            draft = self._drafter.draft(step, state, self._committer.context(), options)
             try:
                 return self._commit(draft)
             finally:
@@ -178,6 +172,7 @@ class Store:
         inherit: Sequence[str] = (),
         drop: Sequence[str] = (),
         necessity: Mapping[str, str] | None = None,
+        levels: Mapping[str, str] | None = None,
         allow_pickle: bool = False,
     ) -> SaveHandle:
         """Copy `state` aside and commit the copy in the background; arguments as for `commit`.
@@ -193,29 +188,20 @@ class Store:
             Otherwise as `commit`, as far as it shows before writing.
         """
         started = time.perf_counter()
+        options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
         with self._writing("commit_async", wait=False), self._staging_lock:
             self._background.raise_failures()
             self._check_step_after(check_step(step), self._background.last_step())
             self._background.make_room(self._turns.timeout_s)
-            draft = self._drafter.draft(
-                step,
-                state,
-                self._context_to_come(),
-                metrics=metrics,
-                labels=labels,
-                config=config,
-                schema_version=schema_version,
-                inherit=inherit,
-                drop=drop,
-                necessity=necessity,
-                allow_pickle=allow_pickle,
-            )
+            draft = self._drafter.draft(step, state, self._context_to_come(), options)
             if self._staging is None:
                 self._staging = Staging()
+            previous = self._staging.latest()
             try:
                 staged = self._staging.stage(list(draft.captured.values()))
             finally:
                 draft.release()
+            draft.previous = previous
             draft.captured = dict(zip(draft.captured, staged, strict=True))
             self._staged_context = draft.context
             handle = SaveHandle(draft.step)

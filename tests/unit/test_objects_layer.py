@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from casckpt.codec.level import LEVELS
+from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CorruptionError, NotFoundError, StorageError
 from casckpt.format.entry import Annotate, Envelope, encode_entry
 from casckpt.format.record import CHUNK, STRUCTURE
@@ -20,9 +22,10 @@ from casckpt.ids import NO_DIGEST, ObjectId, StoreId, WriteId
 from casckpt.index.tables import decode_object
 from casckpt.limits import INLINE_LIMIT, PACK_TARGET_SIZE
 from casckpt.objects import pool
+from casckpt.objects.chunks import ChunkTask
 from casckpt.objects.packs import list_packs, pack_path, read_rows
 from casckpt.objects.timeline import Timeline
-from casckpt.objects.writer import ChunkTask, ObjectWriter
+from casckpt.objects.writer import ObjectWriter
 from casckpt.storage.process import System
 from casckpt.testing.anatomy import dissect
 from casckpt.testing.wrapping import Operation
@@ -155,7 +158,17 @@ def test_nothing_runs_any_more_after_a_task_failed() -> None:
 
 
 def tasks(arrays: list[Any], known: ObjectId | None = None) -> list[ChunkTask]:
-    return [ChunkTask(lambda data=array: memoryview(data).cast("B"), array.nbytes, 8, known, None) for array in arrays]
+    return [
+        ChunkTask(
+            lambda data=array: memoryview(data).cast("B"),
+            array.nbytes,
+            8,
+            known,
+            Memory(),
+            Limits(LEVELS["balanced"], 20),
+        )
+        for array in arrays
+    ]
 
 
 def noise(seed: int, size: int) -> Any:

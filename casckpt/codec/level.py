@@ -1,0 +1,79 @@
+"""How much decoding a restore may cost for the bytes that it saves on disk.
+
+Costs are in eighths of the time that reading and hashing the plain bytes takes, which every restore pays anyway. They
+are estimates by kind of form, made on two processors, and serve to choose: nothing is believed because of
+them. A record's cost is that of its own form and of the most costly of its bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, PREDICTION, RAW, ZSTD, Encoded
+from casckpt.errors import InvalidInputError
+
+COST_UNIT = 8  # the cost of reading and hashing a chunk
+COST_MAX = 255  # what a record can say
+OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
+PREDICTION_COST = 14  # of one prediction
+DEPTH_MAX = 48  # bases below bases; what readers accept lies above
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One trade of space for speed.
+
+    Attributes:
+        cost_max: mean decoding cost per chunk of a commit, in units of COST_UNIT. A restore then takes one more than
+            this times that of plain bytes.
+        standalone_gain: share of a chunk that an encoding without a base has to save.
+        operand_gain: the same for a chunk that others are predicted from, which every restore of those decodes too.
+        difference_max: share of a chunk that a difference may take; a small one admits sparse differences only.
+        root_gain: a chunk whose difference takes no more than this is stored raw where its base has become too costly:
+            the next differences start from it. 0: never.
+        has_predictions: whether optimizer steps are predicted.
+    """
+
+    name: str
+    cost_max: float
+    standalone_gain: float
+    operand_gain: float
+    difference_max: float
+    root_gain: float
+    has_predictions: bool
+
+
+LEVELS: Final[Mapping[str, Level]] = {
+    level.name: level
+    for level in (
+        Level("fast", 0.3, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
+        Level("balanced", 2.3, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
+        Level("small", 8.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
+    )
+}
+DEFAULT_LEVEL = "balanced"
+
+
+def find_level(name: object) -> Level:
+    """The level of a name.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    level = LEVELS.get(name) if isinstance(name, str) else None
+    if level is None:
+        raise InvalidInputError(f"level={name!r}: expected one of {', '.join(LEVELS)}", level=name)
+    return level
+
+
+def decode_cost(encoded: Encoded, plain_size: int) -> int:
+    """Cost of decoding one form, without its bases."""
+    if encoded.codec in (RAW, CONSTANT):
+        return 0
+    share = encoded.stored_size / max(plain_size, 1)
+    if encoded.codec == DIFFERENCE:
+        is_sparse = encoded.params[1] == 1
+        return 1 + round(40 * share) if is_sparse else 16
+    return {ZSTD: 2 + round(4 * share), PLANES: 12, PREDICTION: PREDICTION_COST}[encoded.codec]

@@ -1,0 +1,87 @@
+"""What paid for a leaf, and what a chunk of it may cost: what a commit keeps between its chunks and its steps.
+
+This file imports neither NumPy nor zstandard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
+from casckpt.codec.level import Level, decode_cost
+
+MARGIN = 0.03  # of the chunk: what a base has to save, because every restore decodes it too
+
+
+@dataclass(slots=True)
+class Memory:
+    """What paid for one leaf. May be shared by threads like a `Hint`: a race costs a trial, never correctness.
+
+    Attributes:
+        cost: decoding cost of the last record, its bases included.
+        wants_bases: whether a form with bases was the choice, or would have been if it cost less.
+    """
+
+    standalone: Hint = field(default_factory=Hint)
+    difference: Hint = field(default_factory=Hint)
+    prediction: Hint = field(default_factory=Hint)
+    cost: int = 0
+    wants_bases: bool = True
+    _alone_share: float = 1.0  # size without a base, as a share of the chunk
+    _difference_share: float | None = None  # None: not known, 1.0: does not pay
+    _difference_cost: int = 0
+    _uses: int = 0
+
+    def is_trial_due(self) -> bool:
+        """Whether this use, which is counted, has to measure everything."""
+        self._uses += 1
+        is_due = self._uses % TRIAL_INTERVAL == 1
+        if is_due:
+            self._difference_share = None
+        return is_due
+
+    def learn_alone(self, alone: Encoded, plain_size: int) -> None:
+        """Remember what a chunk takes without a base."""
+        self._alone_share = _share(alone, plain_size)
+
+    def learn_difference(self, form: Encoded | None, plain_size: int) -> None:
+        """Remember what a difference takes; None: too much."""
+        self._difference_share = 1.0 if form is None else _share(form, plain_size)
+        self._difference_cost = 0 if form is None else decode_cost(form, plain_size)
+
+    def learn_cost(self, cost: int, *, has_bases: bool) -> None:
+        """Remember what the last record costs, for the budget of the next commit."""
+        self.cost = cost
+        self.wants_bases = has_bases or self._difference_share is None or self._difference_share < 1.0
+
+    def ceiling(self, plain_size: int, limit: float = 1.0) -> int:
+        """Bytes that a form with bases must stay under; `limit` is a share of the chunk."""
+        return int(min(self._alone_share - MARGIN, limit) * plain_size)
+
+    @property
+    def is_difference_hopeless(self) -> bool:
+        """Whether a difference did not pay at the last trial."""
+        return self._difference_share == 1.0
+
+    @property
+    def difference_share(self) -> float:
+        """What a difference takes, as a share of the chunk; 1 when that is not known."""
+        return 1.0 if self._difference_share is None else self._difference_share
+
+    @property
+    def difference_cost(self) -> int:
+        """Decoding cost that a difference likely adds; 0 when that is not known."""
+        return self._difference_cost
+
+
+class Limits(NamedTuple):
+    """What one chunk may cost: the level, the decoding cost in eighths, and whether others are predicted from it."""
+
+    level: Level
+    cost_max: int
+    is_operand: bool = False
+
+
+def _share(form: Encoded, plain_size: int) -> float:
+    return (form.stored_size + len(form.params)) / plain_size

@@ -1,0 +1,269 @@
+"""Chunks hashed, looked up, and encoded where they are new: the part of a commit that runs on pool threads.
+
+A chunk is compared with the id that the parent snapshot has in the same place; what differs is looked up; what is not
+stored is encoded, by itself or with bases: its own content in the parent snapshot, what that goes back to, or the
+operands of an optimizer's step. Operands of the same snapshot are in the same batch, so that they are encoded before
+what is predicted from them, and all that a batch decodes for bases is decoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from casckpt.codec.contract import Encoded
+from casckpt.codec.level import COST_MAX, PREDICTION_COST, decode_cost
+from casckpt.codec.memory import Limits, Memory
+from casckpt.digest import digest
+from casckpt.errors import ConcurrentMutationError
+from casckpt.format.record import CODEC_RAW
+from casckpt.ids import ObjectId
+from casckpt.limits import BATCH_SIZE
+from casckpt.objects.bases import Bases, IsPresent, ReadParent, Standing, inherit
+from casckpt.objects.reader import ObjectReader
+
+if TYPE_CHECKING:  # loads NumPy, which a commit of plain values does without
+    from casckpt.codec.prediction import Model
+
+
+class OperandRef(NamedTuple):
+    """An operand of a prediction: the tasks, by position, whose chunks hold it, as of this snapshot or its parent."""
+
+    positions: tuple[int, ...]
+    is_before: bool
+    itemsize: int
+    skip: int = 0
+
+
+class Prediction(NamedTuple):
+    """What a chunk may follow from: candidate models, and the operands in the order of their kind."""
+
+    models: Sequence[Model]
+    operands: Sequence[OperandRef]
+
+
+class ChunkTask(NamedTuple):
+    """A chunk to be stored if it is new.
+
+    `read` gives its plain bytes, without copying where it can; `known_id` is what the parent snapshot has in its place,
+    and `read_parent` gives those bytes while they are still in memory.
+    """
+
+    read: Callable[[], memoryview]
+    size: int
+    itemsize: int
+    known_id: ObjectId | None
+    memory: Memory
+    limits: Limits
+    prediction: Prediction | None = None
+    read_parent: ReadParent | None = None
+
+
+class Outcome(NamedTuple):
+    """One chunk done. `encoded` is None where it was stored already.
+
+    `is_tied`: it has a base that this same commit stores, so neither may stay inline.
+    """
+
+    position: int
+    object_id: ObjectId
+    size: int
+    encoded: Encoded | None = None
+    bases: tuple[ObjectId, ...] = ()
+    depth: int = 0
+    cost: int = 0
+    is_tied: bool = False
+
+
+@dataclass
+class ChunkEncoder:
+    """Encodes the chunks of one commit. Its methods may be called from several threads, each with its own batch.
+
+    Attributes:
+        tasks: all chunks of the commit.
+        is_present: for each id, whether a good, existing record of it is in the store.
+        reader: of the store, for bases; None: nothing gets a base.
+    """
+
+    tasks: Sequence[ChunkTask]
+    is_present: IsPresent
+    reader: ObjectReader | None
+
+    def process(self, batch: Sequence[int]) -> list[Outcome]:
+        """Hash the chunks at these positions and encode the new ones; outcomes in the order of `batch`."""
+        tasks = self.tasks
+        plains = {at: tasks[at].read() for at in batch}
+        ids = {at: digest(plain) for at, plain in plains.items()}
+        unknown = [at for at in batch if ids[at] != tasks[at].known_id]
+        present = self.is_present([ids[at] for at in unknown]) if unknown else ()
+        new = [at for at, is_there in zip(unknown, present, strict=True) if not is_there]
+        outcomes = {at: Outcome(at, ids[at], tasks[at].size) for at in batch}
+        if new:
+            work = _Batch(self, plains, ids, new)
+            outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._rank))
+        return [outcomes[at] for at in batch]
+
+    def _rank(self, position: int) -> int:
+        """0 for what needs nothing of this snapshot, more for what is predicted from such chunks, and so on."""
+        prediction = self.tasks[position].prediction
+        if prediction is None:
+            return 0
+        return 1 + max(
+            (self._rank(at) for ref in prediction.operands if not ref.is_before for at in ref.positions), default=0
+        )
+
+    def batches(self) -> list[list[int]]:
+        """Positions in batches of about BATCH_SIZE; chunks and the operands they are predicted from stay together."""
+        groups = _groups(self.tasks)
+        found: list[list[int]] = []
+        room = 0
+        for group in groups:
+            if room <= 0:
+                found.append([])
+                room = BATCH_SIZE
+            found[-1] += group
+            room -= sum(self.tasks[at].size for at in group)
+        return found
+
+
+class _Batch:
+    """The new chunks of one batch."""
+
+    def __init__(
+        self,
+        encoder: ChunkEncoder,
+        plains: dict[int, memoryview],
+        ids: dict[int, ObjectId],
+        new: Sequence[int],
+    ) -> None:
+        self._tasks = encoder.tasks
+        self._plains = plains
+        self._ids = ids
+        self._new = set(new)
+        self._stored: dict[int, Standing] = {}  # what this batch has encoded
+        self._bases: Bases | None = None
+        if encoder.reader is not None:
+            wanted: dict[ObjectId, ReadParent | None] = {}
+            for at in new:
+                for other, is_before in [(at, True), *self._operands(at)]:
+                    known_id = self._tasks[other].known_id
+                    if is_before and known_id is not None:
+                        wanted[known_id] = self._tasks[other].read_parent
+                    elif not is_before and other not in self._new:
+                        wanted.setdefault(ids[other], None)
+            self._bases = Bases(encoder.reader, encoder.is_present, wanted, (ids[at] for at in new))
+            self._fetch(self._bases)
+
+    def _operands(self, at: int) -> list[tuple[int, bool]]:
+        prediction = self._tasks[at].prediction
+        return [(each, ref.is_before) for ref in prediction.operands for each in ref.positions] if prediction else []
+
+    def _fetch(self, bases: Bases) -> None:
+        """Get all bytes that predictions will need, at once: the operands of one step share what they go back to."""
+        wanted = []
+        for at in self._new:
+            if self._is_predictable(at, bases):
+                wanted += [self._tasks[each].known_id for each, is_before in self._operands(at) if is_before]
+        bases.fetch(each for each in wanted if each is not None)
+
+    def _is_predictable(self, at: int, bases: Bases) -> bool:
+        """Whether the operands that are in the store already can be bases and are cheap enough."""
+        task = self._tasks[at]
+        if task.prediction is None or not task.limits.level.has_predictions or self._ids[at] in bases.lost:
+            return False
+        for each, is_before in self._operands(at):
+            if each in self._new and not is_before:
+                continue
+            known = self._tasks[each].known_id if is_before else self._ids[each]
+            standing = bases.standing(known) if known is not None else None
+            if standing is None or standing.cost + PREDICTION_COST > task.limits.cost_max:
+                return False
+        return True
+
+    def encode(self, at: int) -> Outcome:
+        task, plain, object_id = self._tasks[at], self._plains[at], self._ids[at]
+        outcome = self._predicted(at) or self._best(at)
+        if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW and digest(plain) != object_id:
+            raise moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
+        self._stored[at] = Standing(object_id, outcome.depth, outcome.cost)
+        task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
+        return outcome
+
+    def _predicted(self, at: int) -> Outcome | None:
+        task, bases = self._tasks[at], self._bases
+        if bases is None or task.prediction is None or not self._is_predictable(at, bases):
+            return None
+        from casckpt.codec.prediction import Operand, encode_prediction
+
+        standings: list[Standing] = []
+        operands = []
+        for ref in task.prediction.operands:
+            chunks = []
+            for each in ref.positions:
+                known_id = self._tasks[each].known_id if ref.is_before else self._ids[each]
+                standing = self._stored.get(each) if not ref.is_before and each in self._new else None
+                standing = standing or (bases.standing(known_id) if known_id is not None else None)
+                if standing is None or standing.object_id == self._ids[at]:
+                    return None
+                view = bases.plain(standing.object_id) if ref.is_before else self._plains[each]
+                if view is None:
+                    return None
+                standings.append(standing)
+                chunks.append(view)
+            operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
+        depth, cost = inherit(standings, PREDICTION_COST)
+        if cost > task.limits.cost_max:
+            return None
+        memory = task.memory
+        ceiling = memory.ceiling(task.size, memory.difference_share)
+        form = encode_prediction(self._plains[at], task.prediction.models, operands, memory.prediction, ceiling=ceiling)
+        if form is None or form.rejected is not None:
+            return None
+        is_tied = any(each in self._new and not is_before for each, is_before in self._operands(at))
+        ids = tuple(standing.object_id for standing in standings)
+        return Outcome(at, self._ids[at], task.size, form, ids, depth, min(cost, COST_MAX), is_tied)
+
+    def _best(self, at: int) -> Outcome:
+        from casckpt.codec.best import Base, encode_best
+
+        task, bases, object_id = self._tasks[at], self._bases, self._ids[at]
+        lineage: list[Standing] = []
+        if bases is not None and task.known_id is not None and object_id not in bases.lost:
+            lineage = bases.lineage(task.known_id)
+        candidates = [Base(each.cost, lambda each=each: bases.plain(each.object_id)) for each in lineage]  # type: ignore[misc,union-attr]
+        form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits)
+        if number is None:
+            return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size))
+        depth, cost = inherit([lineage[number]], decode_cost(form, task.size))
+        return Outcome(at, object_id, task.size, form, (lineage[number].object_id,), depth, min(cost, COST_MAX))
+
+
+def _groups(tasks: Sequence[ChunkTask]) -> list[list[int]]:
+    """Positions, in order of the first of each group; a group holds what is predicted and its operands."""
+    roots = list(range(len(tasks)))
+
+    def root(at: int) -> int:
+        while roots[at] != at:
+            roots[at] = roots[roots[at]]
+            at = roots[at]
+        return at
+
+    for at, task in enumerate(tasks):
+        for ref in task.prediction.operands if task.prediction else ():
+            for each in ref.positions:
+                low, high = sorted((root(at), root(each)))
+                roots[high] = low
+    groups: dict[int, list[int]] = {}
+    for at in range(len(tasks)):
+        groups.setdefault(root(at), []).append(at)
+    return list(groups.values())
+
+
+def moved(object_id: ObjectId) -> ConcurrentMutationError:
+    """The error for memory that is no longer what was hashed."""
+    return ConcurrentMutationError(
+        f"chunk {object_id.hex()[:12]}: its memory changed while the commit was reading it. Nothing was committed. "
+        "Commit from the thread that trains, between updates.",
+        object_id=object_id,
+    )
