@@ -25,15 +25,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casckpt.codec.lanes import Array
-
-SECOND_MOMENT, ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, MOMENTUM_WEIGHT, NESTEROV_WEIGHT = 1, 2, 3, 4, 5, 6
+from casckpt.codec.models import (
+    ADAM_WEIGHT,
+    FIRST_MOMENT,
+    MOMENTUM_WEIGHT,
+    NESTEROV_WEIGHT,
+    ROUNDING,
+    SECOND_MOMENT,
+)
 
 ROUND_NOT, ROUND_BF16, ROUND_FP16 = 0, 1, 2
 
 TILE_COUNT = 32 * 1024  # items: 128 KiB of float32, at most 1 MiB of scratch; smaller ones cost more calls
 
 _MOMENT_FLOOR, _WEIGHT_FLOOR = 2.0**-70, 2.0**-40
-_SINGLE, _BITS = np.dtype("<f4"), np.dtype("<u4")  # in chunks; scratch has the host's own order
+_SINGLE = np.dtype("<f4")  # in chunks; scratch has the host's own order
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _BF16_NAN, _FP16_NAN = 0x7FC0, 0x7E00  # what NaNs become, whatever their sign and payload
 
@@ -131,7 +137,7 @@ def _second_moment(formula: Formula, inputs: Sequence[Array], tile: Array, scrat
     np.divide(gradient, weight, out=gradient)
     np.add(gradient, m, out=gradient)
     if formula.rounding:
-        _widen(_to_bf16(gradient.view(np.uint32)), gradient)
+        _round_to_bf16(gradient, product)
     out = tile.view(_SINGLE)
     if formula.variant == 1:
         np.multiply(gradient, gradient, out=product)
@@ -201,7 +207,9 @@ def find_gradient(formula: Formula, m: Array, new_m: Array) -> Array:
         wide /= weight
         if formula.variant != 2:
             wide += m
-        return _to_bf16(wide.astype(np.float32).view(np.uint32))
+        gradient = wide.astype(np.float32)
+    _round_to_bf16(gradient, np.empty_like(gradient))
+    return _upper_half(gradient)
 
 
 # --- SGD ---
@@ -254,24 +262,31 @@ def _multiply_add(x: Array, y: Any, z: Array, out: Array, scratch: _Scratch) -> 
 def _rounded(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
     """A float32 number in 16 bits, to nearest, ties to even."""
     if formula.rounding == ROUND_BF16:
-        tile[:] = _to_bf16(inputs[0].view(_BITS))
+        number, spare, _ = scratch.single
+        np.copyto(number, inputs[0])
+        _round_to_bf16(number, spare)
+        np.copyto(tile, _upper_half(number))
         return
     np.copyto(tile.view("<f2"), inputs[0], casting="same_kind")
     np.copyto(tile, np.uint16(_FP16_NAN), where=np.isnan(inputs[0]))
 
 
-def _to_bf16(bits: Array) -> Array:
-    """float32 bits rounded to bf16 bits by integer arithmetic."""
-    half = bits >> np.uint32(16)
-    half &= np.uint32(1)
-    half += bits
-    half += np.uint32(0x7FFF)
-    half >>= np.uint32(16)
-    rounded: Array = half.astype(np.uint16)
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+def _round_to_bf16(values: Array, spare: Array) -> None:
+    """Round float32 numbers in place to those that bf16 has, by integer arithmetic; `spare` is overwritten."""
+    is_nan = np.isnan(values)
+    bits, added = values.view(np.uint32), spare.view(np.uint32)
+    np.right_shift(bits, np.uint32(16), out=added)
+    np.bitwise_and(added, np.uint32(1), out=added)
+    np.add(added, np.uint32(0x7FFF), out=added)
+    np.add(bits, added, out=bits)
+    np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
     if is_nan.any():
-        rounded[is_nan] = _BF16_NAN
-    return rounded
+        bits[is_nan] = _BF16_NAN << 16
+
+
+def _upper_half(values: Array) -> Array:
+    bits: Array = values.view(np.uint32) >> np.uint32(16)
+    return bits.astype(np.uint16)
 
 
 def _widen(bf16: Array, out: Array) -> None:

@@ -31,6 +31,7 @@ from casckpt.codec.contract import DIFFERENCE, PREDICTION, Buffer, Decoder, Enco
 from casckpt.codec.forms import BASE_ID_SIZE, decode_part, encode_part, integers_in, plan_part, proven, size_of
 from casckpt.codec.formulas import KINDS, Formula, Kind, find_gradient, predict
 from casckpt.codec.lanes import Array
+from casckpt.codec.models import Model
 from casckpt.codec.registry import decode_into
 from casckpt.errors import InvalidInputError
 
@@ -55,19 +56,6 @@ class Operand:
     chunks: tuple[memoryview, ...]
     itemsize: int
     skip: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A kind of formula and hyper-parameters that may have been used: everything but the variant, found by trial."""
-
-    kind: int
-    constants: tuple[float, ...]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per item of what it predicts."""
-        return KINDS[self.kind].itemsize
 
 
 @dataclass(frozen=True, slots=True)

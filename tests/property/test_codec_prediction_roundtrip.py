@@ -17,7 +17,8 @@ import pytest
 from hypothesis import example, given
 
 from casckpt.codec import Encoded, Hint, decode_into
-from casckpt.codec.prediction import Model, Operand, encode_prediction
+from casckpt.codec.models import Model
+from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.errors import CorruptionError
 
 SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV = 1, 2, 3, 4, 5, 6

@@ -21,20 +21,17 @@ import torch
 
 from casckpt.codec import Encoded, Hint, decode_into, encode, forms, formulas, zstd
 from casckpt.codec.contract import PREDICTION, RAW, TRIAL_INTERVAL
-from casckpt.codec.formulas import (
+from casckpt.codec.formulas import KINDS, ROUND_BF16, ROUND_FP16, Formula, predict
+from casckpt.codec.models import (
     ADAM_WEIGHT,
     FIRST_MOMENT,
-    KINDS,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
-    ROUND_BF16,
-    ROUND_FP16,
     ROUNDING,
     SECOND_MOMENT,
-    Formula,
-    predict,
+    Model,
 )
-from casckpt.codec.prediction import Model, Operand, encode_prediction
+from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.errors import CorruptionError, InvalidInputError
 
 COUNT = 30_000

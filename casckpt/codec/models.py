@@ -1,0 +1,34 @@
+"""What an optimizer's step may have computed, as the layer that knows optimizers tells the codec.
+
+A `Model` is a kind of formula with the hyper-parameters that may have been used; which kernel did it is found by trial.
+The numbers of kinds are stored in records (docs/format.md §5). This file imports nothing, so that relations can be
+derived without NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SECOND_MOMENT, ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, MOMENTUM_WEIGHT, NESTEROV_WEIGHT = 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A kind of formula and its constants, in this order:
+
+    * SECOND_MOMENT (operands v, m, m'): 1 - β1, β2, 1 - β2
+    * ADAM_WEIGHT (w, m', v'): 1 - lr·weight decay (1 where the decay is in the gradient), -lr / (1 - β1 ** step),
+      √(1 - β2 ** step), eps
+    * FIRST_MOMENT (m): β1, 1 - β1; of SGD's buffer: momentum, 1 - dampening
+    * ROUNDING (the float32 number): none
+    * MOMENTUM_WEIGHT (w, buffer'): -lr
+    * NESTEROV_WEIGHT (w, buffer, buffer'): -lr, momentum
+    """
+
+    kind: int
+    constants: tuple[float, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per item of what it predicts."""
+        return 2 if self.kind == ROUNDING else 4
