@@ -11,6 +11,7 @@ from typing import NamedTuple
 from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
 from casckpt.codec.level import Level, decode_cost
 
+FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
 MARGIN = 0.03  # of the chunk: what a base has to save, because every restore decodes it too
 
 
@@ -30,6 +31,7 @@ class Memory:
     wants_bases: bool = True
     _alone_share: float = 1.0  # size without a base, as a share of the chunk
     _difference_share: float | None = None  # None: not known, 1.0: does not pay
+    _failures: int = 0  # differences in a row that did not pay
     _difference_cost: int = 0
     _uses: int = 0
 
@@ -39,6 +41,7 @@ class Memory:
         is_due = self._uses % TRIAL_INTERVAL == 1
         if is_due:
             self._difference_share = None
+            self._failures = 0
         return is_due
 
     def learn_alone(self, alone: Encoded, plain_size: int) -> None:
@@ -47,6 +50,7 @@ class Memory:
 
     def learn_difference(self, form: Encoded | None, plain_size: int) -> None:
         """Remember what a difference takes; None: too much."""
+        self._failures = self._failures + 1 if form is None else 0
         self._difference_share = 1.0 if form is None else _share(form, plain_size)
         self._difference_cost = 0 if form is None else decode_cost(form, plain_size)
 
@@ -61,8 +65,8 @@ class Memory:
 
     @property
     def is_difference_hopeless(self) -> bool:
-        """Whether a difference did not pay at the last trial."""
-        return self._difference_share == 1.0
+        """Whether the last few differences did not pay: until the next trial no base is read for one."""
+        return self._failures >= FAILURES_MAX
 
     @property
     def difference_share(self) -> float:

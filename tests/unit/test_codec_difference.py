@@ -14,9 +14,11 @@ import pytest
 import zstandard
 
 from casckpt.codec import Encoded, Hint, best, decode_into, difference, encode, forms, zstd
-from casckpt.codec.best import MARGIN, Memory, encode_best
+from casckpt.codec.best import Base, encode_best
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, TRIAL_INTERVAL
 from casckpt.codec.difference import METHOD_DENSE, METHOD_SPARSE, encode_difference
+from casckpt.codec.level import COST_MAX, LEVELS
+from casckpt.codec.memory import MARGIN, Limits, Memory
 from casckpt.errors import CorruptionError, InvalidInputError
 
 MIB = 1 << 20
@@ -326,9 +328,15 @@ def test_arithmetic_that_is_wrong_anywhere_is_found(monkeypatch: pytest.MonkeyPa
 # --- with or without a base ---
 
 
+def encode_to(plain: memoryview, itemsize: int, memory: Memory, base: memoryview | None) -> Encoded:
+    """The best encoding where cost is no matter."""
+    bases = [] if base is None else [Base(0, lambda: base)]
+    return encode_best(plain, itemsize, memory, bases, Limits(LEVELS["balanced"], COST_MAX)).encoded
+
+
 def test_best_without_a_base_is_the_standalone_encoding() -> None:
     for plain in (view(adam_pair(9000, 1e-3)[1]), memoryview(b"text " * 99), memoryview(b""), memoryview(bytes(99))):
-        one, other = encode_best(plain, 4, Memory(), None), encode(plain, 4)
+        one, other = encode_to(plain, 4, Memory(), None), encode(plain, 4)
         assert (one.codec, one.params, bytes(one.payload)) == (other.codec, other.params, bytes(other.payload))
 
 
@@ -336,11 +344,11 @@ def test_best_takes_the_base_when_it_saves_the_margin() -> None:
     memory = Memory()
     before, after = adam_pair(MIB // 4, 1e-6)
     for _ in range(3):
-        assert encode_best(view(after), 4, memory, view(before)).codec == DIFFERENCE
+        assert encode_to(view(after), 4, memory, view(before)).codec == DIFFERENCE
     for _ in range(3):
-        assert encode_best(view(after), 4, memory, view(before[::-1])).codec == PLANES
-    assert encode_best(view(after), 4, memory, view(before)[:-4]).codec == PLANES
-    assert encode_best(memoryview(bytes(MIB)), 4, memory, view(before)).codec == CONSTANT
+        assert encode_to(view(after), 4, memory, view(before[::-1])).codec == PLANES
+    assert encode_to(view(after), 4, memory, view(before)[:-4]).codec == PLANES
+    assert encode_to(memoryview(bytes(MIB)), 4, memory, view(before)).codec == CONSTANT
 
 
 def test_best_keeps_standalone_when_the_base_saves_less_than_the_margin() -> None:
@@ -351,17 +359,17 @@ def test_best_keeps_standalone_when_the_base_saves_less_than_the_margin() -> Non
     with_base = encode_difference(view(after), view(before), 4, ceiling=MIB)
     alone = encode(view(after), 4)
     assert alone.stored_size - MARGIN * MIB < share(with_base, view(after)) * MIB < alone.stored_size
-    assert encode_best(view(after), 4, Memory(), view(before)).codec == PLANES
+    assert encode_to(view(after), 4, Memory(), view(before)).codec == PLANES
 
 
 def test_best_measures_standalone_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
     right = best.choose.encode
-    monkeypatch.setattr(best.choose, "encode", lambda *given: measured.append(1) or right(*given))
+    monkeypatch.setattr(best.choose, "encode", lambda *given, **named: measured.append(1) or right(*given, **named))
     memory = Memory()
     before, after = adam_pair(9000, 1e-6)
     for _ in range(2 * TRIAL_INTERVAL):
-        assert encode_best(view(after), 4, memory, view(before)).codec == DIFFERENCE
+        assert encode_to(view(after), 4, memory, view(before)).codec == DIFFERENCE
     assert len(measured) == 2
 
 
@@ -371,7 +379,7 @@ def test_best_reports_a_difference_that_failed_its_proof(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(forms, "decode_into", fail)
     before, after = adam_pair(9000, 1e-6)
-    encoded = encode_best(view(after), 4, Memory(), view(before))
+    encoded = encode_to(view(after), 4, Memory(), view(before))
     assert (encoded.codec, encoded.rejected) == (PLANES, "difference")
 
 
@@ -387,7 +395,7 @@ def test_sixteen_threads_share_a_memory_and_get_their_own_chunks() -> None:
         for step in range(12):
             moved = rng.random(9000) < (0.02, 0.2, 1.0)[step % 3]
             after = np.where(moved, before + np.float32(1e-6) * rng.normal(size=9000), before).astype(np.float32)
-            encoded = encode_best(view(after), 4, memory, view(before))
+            encoded = encode_to(view(after), 4, memory, view(before))
             out = bytearray(36_000)
             bases = (view(before),) if encoded.codec == DIFFERENCE else ()
             decode_into(encoded.codec, 1, encoded.params, encoded.payload, bases, memoryview(out))
