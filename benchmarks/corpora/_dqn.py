@@ -30,8 +30,8 @@ class DqnConfig:
 
     game: str = "seaquest"
     capacity: int = 72_000
-    learning_starts: int = 50_000
-    exploration_steps: int = 60_000  # over which the share of random actions falls to `exploration_min`
+    learning_starts: int = 60_000
+    exploration_steps: int = 80_000  # over which the share of random actions falls to `exploration_min`
     exploration_min: float = 0.05
     first_commit: int = 62_000
     steps_apart: int = 1_000
