@@ -13,6 +13,9 @@ but it must be the same bits on every machine, for ever, because what is stored 
   subnormal number on the way can move a result that stays (docs/design/0008-prediction.md has the proof).
 * Nothing depends on where a tile ends: every element is by itself.
 
+Operands are float32, or bf16, which is widened. A prediction of bf16 is computed in float32 and rounded at the end, as
+torch's kernels do; those that round after each operation are variants of their own.
+
 Work is done in tiles that stay in the cache, with scratch that is allocated once per call.
 """
 
@@ -66,29 +69,39 @@ class Kind(NamedTuple):
     """What all formulas of a kind have in common."""
 
     name: str
-    itemsize: int  # of the prediction
-    operand_count: int  # each of float32
+    operand_count: int
     bounds: tuple[Bound, ...]  # of the constants
-    variant_count: int
-    roundings: tuple[int, ...]
-    floor: float
+    variants: tuple[int, ...]  # kernels for float32
+    narrow_variants: tuple[int, ...]  # kernels for bf16, where a fused multiply-add is not worth its time
     evaluate: Callable[[Formula, Sequence[Array], Array, _Scratch], None]
+    floor: float = 0.0
+    roundings: tuple[int, ...] = (ROUND_NOT,)
+    operand_sizes: tuple[int, ...] = (4, 2)  # bytes per item that operands may have
     takes_gradient: bool = False  # a rounded gradient follows the operands
 
 
 class _Scratch:
-    """Working memory for tiles: three rows of float32 and three of float64."""
+    """Working memory for tiles: three rows of float64, of float32 three, one for the result and three for operands."""
 
     def __init__(self, count: int) -> None:
         self.single = [np.empty(count, np.float32) for _ in range(3)]
         self.double = [np.empty(count, np.float64) for _ in range(3)]
+        self.result = np.empty(count, np.float32)
+        self.widened = [np.empty(count, np.float32) for _ in range(3)]
 
     def cut(self, count: int) -> _Scratch:
         """The same memory for a shorter tile."""
         shorter = _Scratch(0)
         shorter.single = [row[:count] for row in self.single]
         shorter.double = [row[:count] for row in self.double]
+        shorter.result = self.result[:count]
+        shorter.widened = [row[:count] for row in self.widened]
         return shorter
+
+
+def itemsize_of(kind: int, first_size: int) -> int:
+    """Bytes per item of a prediction whose first operand has items of `first_size` bytes."""
+    return 2 if kind == ROUNDING else first_size
 
 
 def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
@@ -96,39 +109,65 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
 
     Args:
         formula: see above.
-        operands: `KINDS[formula.kind].operand_count` float32 arrays, at least as long as `out`; of a kind that
-            `takes_gradient`, then the gradient's 16-bit items as unsigned integers.
-        out: unsigned integers of the kind's item size: the bits of the prediction.
+        operands: as many arrays as the kind has, at least as long as `out`: float32, or the bits of bf16 as unsigned
+            integers. Of a kind that `takes_gradient`, then the gradient's 16-bit items as unsigned integers.
+        out: the bits of the prediction, as unsigned integers of its item size (`itemsize_of`).
 
-    Costs per MiB of prediction and core 0.5 ms for weights, 1.2 for moments. Releases the GIL.
+    Costs per MiB of float32 and core 0.5 ms for weights, 1 for moments. Releases the GIL.
     """
     kind = KINDS[formula.kind]
     scratch = _Scratch(min(TILE_COUNT, len(out)))
     with np.errstate(all="ignore"):
         for start in range(0, len(out), TILE_COUNT):
             tile = out[start : start + TILE_COUNT]
-            if len(tile) < len(scratch.single[0]):
+            if len(tile) < len(scratch.result):
                 scratch = scratch.cut(len(tile))
             inputs = [operand[start : start + len(tile)] for operand in operands]
-            kind.evaluate(formula, inputs, tile, scratch)
-            if kind.floor:
-                _keep_steady(tile, inputs[0], np.float32(kind.floor), scratch)
+            result = tile.view(_SINGLE) if tile.itemsize == 4 else scratch.result
+            kind.evaluate(formula, _widened(inputs, kind, scratch), result, scratch)
+            is_steady = _find_steady(result, kind.floor, scratch)
+            if tile.itemsize == 2:
+                _round_into(tile, result, formula.rounding, scratch)
+            if is_steady is not None:
+                np.copyto(tile, inputs[0].view(tile.dtype), where=~is_steady)
 
 
-def _keep_steady(tile: Array, first: Array, floor: Any, scratch: _Scratch) -> None:
-    """Put the first operand's bits where a result is under the floor, infinite or a NaN."""
-    size = scratch.single[0]
-    np.abs(tile.view(_SINGLE), out=size)
-    if size.min() >= floor and size.max() < np.inf:  # false where one is a NaN
+def _widened(inputs: list[Array], kind: Kind, scratch: _Scratch) -> list[Array]:
+    """Operands in float32; a gradient stays as it is."""
+    wide = list(inputs)
+    for number in range(kind.operand_count):
+        if wide[number].itemsize == 2:
+            wide[number] = scratch.widened[number]
+            _widen(inputs[number], wide[number])
+    return wide
+
+
+def _find_steady(result: Array, floor: float, scratch: _Scratch) -> Array | None:
+    """Which results stay: none of them under the floor, infinite or a NaN. None when all do, or there is no floor."""
+    if not floor:
+        return None
+    size, limit = scratch.single[0], np.float32(floor)
+    np.abs(result, out=size)
+    if size.min() >= limit and size.max() < np.inf:  # false where one is a NaN
+        return None
+    is_steady: Array = (size >= limit) & (size < np.inf)
+    return is_steady
+
+
+def _round_into(tile: Array, result: Array, rounding: int, scratch: _Scratch) -> None:
+    """A result in 16 bits: half precision where a rounded copy is of that, else bf16. Overwrites `result`."""
+    if rounding == ROUND_FP16:
+        np.copyto(tile.view("<f2"), result, casting="same_kind")
+        np.copyto(tile, np.uint16(_FP16_NAN), where=np.isnan(result))
         return
-    is_steady = (size >= floor) & (size < np.inf)
-    np.copyto(tile, first.view(tile.dtype), where=~is_steady)
+    _round_to_bf16(result, scratch.single[0])
+    np.copyto(tile, _upper_half(result))
 
 
 # --- Adam ---
 
 
-def _second_moment(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
+def _second_moment(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """`v' = decay·v + share·g²` with the gradient that took m to m'. Operands v, m, m'."""
     before, m, new_m = inputs
     weight, decay, share = map(np.float32, formula.constants)
@@ -138,7 +177,6 @@ def _second_moment(formula: Formula, inputs: Sequence[Array], tile: Array, scrat
     np.add(gradient, m, out=gradient)
     if formula.rounding:
         _round_to_bf16(gradient, product)
-    out = tile.view(_SINGLE)
     if formula.variant == 1:
         np.multiply(gradient, gradient, out=product)
     else:
@@ -154,36 +192,45 @@ def _second_moment(formula: Formula, inputs: Sequence[Array], tile: Array, scrat
         _multiply_add(product, share, decayed, out, scratch)
     else:
         np.multiply(product, gradient, out=product)
+        if formula.variant == 4:
+            _round_to_bf16(decayed, gradient)
         np.add(decayed, product, out=out)
 
 
-def _adam_weight(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
+def _adam_weight(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """`w' = keep·w + step·m' / (√v' / correction + eps)`; `step` is negative. Operands w, m', v'."""
     before, m, v = inputs
     keep, step, correction, eps = map(np.float32, formula.constants)
     divisor, change, kept = scratch.single
+
+    def narrow(values: Array) -> None:
+        if formula.variant == 2:
+            _round_to_bf16(values, change)
+
     np.maximum(v, _SMALLEST_NORMAL, out=divisor)  # a subnormal one would be zero to some machines
     np.sqrt(divisor, out=divisor)
+    narrow(divisor)
     np.divide(divisor, correction, out=divisor)
+    narrow(divisor)
     np.add(divisor, eps, out=divisor)
+    narrow(divisor)
     np.multiply(before, keep, out=kept)
-    out = tile.view(_SINGLE)
-    if formula.variant == 0:
+    narrow(kept)
+    if formula.variant == 1:
+        np.divide(m, divisor, out=change)
+        _multiply_add(change, step, kept, out, scratch)
+    else:
         np.multiply(m, step, out=change)
         np.divide(change, divisor, out=change)
         np.add(kept, change, out=out)
-    else:
-        np.divide(m, divisor, out=change)
-        _multiply_add(change, step, kept, out, scratch)
 
 
-def _first_moment(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
+def _first_moment(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """`m' = m + weight·(g - m)`, or `m' = decay·m + weight·g`. Operand m, then the rounded gradient."""
     before, stored = inputs
     decay, weight = map(np.float32, formula.constants)
     gradient, moved, _ = scratch.single
     _widen(stored, gradient)
-    out = tile.view(_SINGLE)
     if formula.variant == 2:
         np.multiply(before, decay, out=moved)
         _multiply_add(gradient, weight, moved, out, scratch)
@@ -215,13 +262,13 @@ def find_gradient(formula: Formula, m: Array, new_m: Array) -> Array:
 # --- SGD ---
 
 
-def _momentum_weight(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
+def _momentum_weight(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """`w' = w + step·b'`; `step` is negative. Operands w, b'."""
     before, buffer = inputs
-    _step(formula.variant, before, buffer, np.float32(formula.constants[0]), tile, scratch)
+    _step(formula.variant, before, buffer, np.float32(formula.constants[0]), out, scratch)
 
 
-def _nesterov_weight(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
+def _nesterov_weight(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """`w' = w + step·(g + momentum·b')` with `g = b' - momentum·b`. Operands w, b, b'."""
     before, buffer, new_buffer = inputs
     step, momentum = map(np.float32, formula.constants)
@@ -229,11 +276,10 @@ def _nesterov_weight(formula: Formula, inputs: Sequence[Array], tile: Array, scr
     np.multiply(buffer, momentum, out=gradient)
     np.subtract(new_buffer, gradient, out=gradient)
     _multiply_add(new_buffer, momentum, gradient, ahead, scratch)
-    _step(formula.variant, before, ahead, step, tile, scratch)
+    _step(formula.variant, before, ahead, step, out, scratch)
 
 
-def _step(variant: int, before: Array, direction: Array, step: Any, tile: Array, scratch: _Scratch) -> None:
-    out = tile.view(_SINGLE)
+def _step(variant: int, before: Array, direction: Array, step: Any, out: Array, scratch: _Scratch) -> None:
     if variant == 0:
         _multiply_add(direction, step, before, out, scratch)
     else:
@@ -242,7 +288,12 @@ def _step(variant: int, before: Array, direction: Array, step: Any, tile: Array,
         np.add(before, change, out=out)
 
 
-# --- arithmetic ---
+# --- rounding, and arithmetic ---
+
+
+def _copy(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
+    """The number itself: what is predicted is its rounding."""
+    np.copyto(out, inputs[0])
 
 
 def _multiply_add(x: Array, y: Any, z: Array, out: Array, scratch: _Scratch) -> None:
@@ -257,18 +308,6 @@ def _multiply_add(x: Array, y: Any, z: Array, out: Array, scratch: _Scratch) -> 
     np.copyto(other, z)
     np.add(product, other, out=product)
     np.copyto(out, product, casting="same_kind")
-
-
-def _rounded(formula: Formula, inputs: Sequence[Array], tile: Array, scratch: _Scratch) -> None:
-    """A float32 number in 16 bits, to nearest, ties to even."""
-    if formula.rounding == ROUND_BF16:
-        number, spare, _ = scratch.single
-        np.copyto(number, inputs[0])
-        _round_to_bf16(number, spare)
-        np.copyto(tile, _upper_half(number))
-        return
-    np.copyto(tile.view("<f2"), inputs[0], casting="same_kind")
-    np.copyto(tile, np.uint16(_FP16_NAN), where=np.isnan(inputs[0]))
 
 
 def _round_to_bf16(values: Array, spare: Array) -> None:
@@ -302,36 +341,36 @@ _STEP = Bound(2.0**-50, 1.0, may_be_zero=True)
 KINDS = {
     SECOND_MOMENT: Kind(
         "second moment",
-        4,
         3,
         (Bound(2.0**-16, 1.0), _FACTOR, _SHARE),
-        4,
-        (ROUND_NOT, ROUND_BF16),
-        _MOMENT_FLOOR,
+        (0, 1, 2, 3),
+        (3, 4),
         _second_moment,
+        _MOMENT_FLOOR,
+        roundings=(ROUND_NOT, ROUND_BF16),
     ),
     ADAM_WEIGHT: Kind(
         "Adam weight",
-        4,
         3,
         (_FACTOR, _STEP, Bound(2.0**-20, 1.0), Bound(2.0**-50, 1.0)),
-        2,
-        (ROUND_NOT,),
-        _WEIGHT_FLOOR,
+        (0, 1),
+        (0, 2),
         _adam_weight,
+        _WEIGHT_FLOOR,
     ),
     FIRST_MOMENT: Kind(
         "first moment",
-        4,
         1,
         (_FACTOR, Bound(2.0**-16, 1.0)),
-        3,
-        (ROUND_BF16,),
-        _MOMENT_FLOOR,
+        (0, 1, 2),
+        (),
         _first_moment,
+        _MOMENT_FLOOR,
+        roundings=(ROUND_BF16,),
+        operand_sizes=(4,),
         takes_gradient=True,
     ),
-    ROUNDING: Kind("rounding", 2, 1, (), 1, (ROUND_BF16, ROUND_FP16), 0.0, _rounded),
-    MOMENTUM_WEIGHT: Kind("momentum weight", 4, 2, (_STEP,), 2, (ROUND_NOT,), _WEIGHT_FLOOR, _momentum_weight),
-    NESTEROV_WEIGHT: Kind("Nesterov weight", 4, 3, (_STEP, _FACTOR), 2, (ROUND_NOT,), _WEIGHT_FLOOR, _nesterov_weight),
+    ROUNDING: Kind("rounding", 1, (), (), (0,), _copy, roundings=(ROUND_BF16, ROUND_FP16), operand_sizes=(4,)),
+    MOMENTUM_WEIGHT: Kind("momentum weight", 2, (_STEP,), (0, 1), (1,), _momentum_weight, _WEIGHT_FLOOR),
+    NESTEROV_WEIGHT: Kind("Nesterov weight", 3, (_STEP, _FACTOR), (0, 1), (1,), _nesterov_weight, _WEIGHT_FLOOR),
 }

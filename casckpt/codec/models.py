@@ -27,8 +27,3 @@ class Model:
 
     kind: int
     constants: tuple[float, ...]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per item of what it predicts."""
-        return 2 if self.kind == ROUNDING else 4

@@ -6,7 +6,7 @@ prediction is a `formulas.Formula` of bases; what it misses is a form of codec 4
 the chunk is exact whatever the bases are, and every method of codec 4 serves here.
 
     params   kind u8 · variant u8 · rounding u8 · constants, f32 LE each ·
-             per operand: number of chunks u8 · items skipped in the first u32 LE ·
+             per operand: item size u8 · number of chunks u8 · items skipped in the first u32 LE ·
              of a first moment: the gradient's codec u8 · payload size u32 LE · size of parameters u8 · parameters ·
              parameters of the form of codec 4
     payload  of a first moment: that of the gradient, a form of codecs 0-3 · that of the form of codec 4
@@ -29,7 +29,7 @@ import numpy as np
 from casckpt.codec import choose, difference, raw, zstd
 from casckpt.codec.contract import DIFFERENCE, PREDICTION, Buffer, Decoder, Encoded, Hint, damaged
 from casckpt.codec.forms import BASE_ID_SIZE, decode_part, encode_part, integers_in, plan_part, proven, size_of
-from casckpt.codec.formulas import KINDS, Formula, Kind, find_gradient, predict
+from casckpt.codec.formulas import KINDS, Formula, find_gradient, itemsize_of, predict
 from casckpt.codec.lanes import Array
 from casckpt.codec.models import Model
 from casckpt.codec.registry import decode_into
@@ -37,12 +37,11 @@ from casckpt.errors import InvalidInputError
 
 BASE_COUNT_MAX = 16
 
-_OPERAND_SIZE = 4  # every operand is of float32
 _SAMPLE_COUNT, _SAMPLE_SLICES = 4096, 4  # items that a trial evaluates, and from how many places
 _SAMPLE_CREDIT = 0.95  # a sample carries as many Huffman tables as the chunk
 
 _HEAD = struct.Struct("<BBB")
-_OPERAND = struct.Struct("<BI")
+_OPERAND = struct.Struct("<BBI")
 _GRADIENT = struct.Struct("<BIB")  # codec, payload size, size of parameters
 
 
@@ -50,7 +49,8 @@ _GRADIENT = struct.Struct("<BIB")  # codec, payload size, size of parameters
 class Operand:
     """Where one operand's items lie: `skip` items into the first of some whole chunks, which follow each other.
 
-    Together they hold at least as many items from there as the chunk to be encoded.
+    Items of 4 bytes are float32, of 2 bytes bf16. The chunks hold at least as many items from there as the chunk that
+    is to be encoded.
     """
 
     chunks: tuple[memoryview, ...]
@@ -96,17 +96,18 @@ def encode_prediction(
     """
     if not models:
         return None
-    kind = _kind_of(models, operands)
+    _check_operands(models, operands)
     bases = tuple(chunk for operand in operands for chunk in operand.chunks)
     room = ceiling - BASE_ID_SIZE * len(bases)
-    count = len(plain) // kind.itemsize
+    itemsize = itemsize_of(models[0].kind, operands[0].itemsize)
+    count = len(plain) // itemsize
     if room <= 0 or not count or len(bases) > BASE_COUNT_MAX:
         return None
     found = [array for operand in operands if (array := _items_of(operand, count)) is not None]
     if len(found) < len(operands):
         return None
     try:
-        plan = _recall(models, hint) or _try_formulas(plain, models, found)
+        plan = _recall(models, itemsize, hint) or _try_formulas(integers_in(plain, itemsize), models, found)
         if plan is None:
             return None
         encoded, plan = _encode(plain, models[plan.model], operands, found, plan, room)
@@ -119,26 +120,26 @@ def encode_prediction(
     return proven(plain, bases, encoded, "prediction")
 
 
-def _kind_of(models: Sequence[Model], operands: Sequence[Operand]) -> Kind:
+def _check_operands(models: Sequence[Model], operands: Sequence[Operand]) -> None:
     kinds = {model.kind for model in models}
     if len(kinds) > 1 or not kinds <= KINDS.keys():
         raise InvalidInputError(f"models of kinds {sorted(kinds)}, expected one kind of {sorted(KINDS)}")
     kind = KINDS[models[0].kind]
     sizes = [operand.itemsize for operand in operands]
-    if sizes != [_OPERAND_SIZE] * kind.operand_count:
-        expected = [_OPERAND_SIZE] * kind.operand_count
+    if len(sizes) != kind.operand_count or not set(sizes) <= set(kind.operand_sizes):
+        expected = f"{kind.operand_count} of {kind.operand_sizes}"
         raise InvalidInputError(f"operands with items of {sizes} bytes, a {kind.name} has {expected}")
-    return kind
 
 
 def _items_of(operand: Operand, count: int) -> Array | None:
-    """The `count` float32 items of an operand, copied only where they lie in several chunks; None where they do not."""
+    """The `count` items of an operand, copied only where they lie in several chunks; None where they do not."""
     parts, missing, skip = [], count, operand.skip
+    dtype = "<f4" if operand.itemsize == 4 else "<u2"
     for chunk in operand.chunks:
-        length = len(chunk) // _OPERAND_SIZE
-        if missing > length - skip and len(chunk) % _OPERAND_SIZE:
+        length = len(chunk) // operand.itemsize
+        if missing > length - skip and len(chunk) % operand.itemsize:
             return None  # an item across two chunks
-        part = np.frombuffer(chunk, "<f4", length)[skip : skip + missing]
+        part = np.frombuffer(chunk, dtype, length)[skip : skip + missing]
         parts.append(part)
         missing -= len(part)
         skip = max(0, skip - length)
@@ -150,10 +151,12 @@ def _items_of(operand: Operand, count: int) -> Array | None:
 # --- which formula ---
 
 
-def _recall(models: Sequence[Model], hint: Hint | None) -> _Plan | None:
+def _recall(models: Sequence[Model], itemsize: int, hint: Hint | None) -> _Plan | None:
     """The hint's plan, if it is for these models and no trial is due."""
     plan = hint.recall() if hint is not None else None
-    if not isinstance(plan, _Plan) or plan.kind != models[0].kind or plan.model >= len(models):
+    if not isinstance(plan, _Plan) or (plan.kind, plan.residual.itemsize) != (models[0].kind, itemsize):
+        return None
+    if plan.model >= len(models):
         return None
     return plan if _is_within_bounds(_formula(models[plan.model], plan)) else None
 
@@ -173,14 +176,12 @@ def _is_within_bounds(formula: Formula) -> bool:
     return True
 
 
-def _try_formulas(plain: memoryview, models: Sequence[Model], operands: Sequence[Array]) -> _Plan | None:
+def _try_formulas(items: Array, models: Sequence[Model], operands: Sequence[Array]) -> _Plan | None:
     """Every variant of every model on a sample; the one that predicts most items, and what it would take."""
-    kind = KINDS[models[0].kind]
-    items = integers_in(plain, kind.itemsize)
     places = _places(len(items))
     expected, inputs = items[places], [operand[places] for operand in operands]
     best: tuple[int, _Plan, Array] | None = None
-    for plan in _variants(models):
+    for plan in _variants(models, items.itemsize):
         predicted = np.empty_like(expected)
         _predict(_formula(models[plan.model], plan), inputs, expected, predicted)
         hits = int(np.count_nonzero(predicted == expected))
@@ -189,13 +190,14 @@ def _try_formulas(plain: memoryview, models: Sequence[Model], operands: Sequence
     return None if best is None else _estimate(models, best[1], expected, inputs)
 
 
-def _variants(models: Sequence[Model]) -> list[_Plan]:
+def _variants(models: Sequence[Model], itemsize: int) -> list[_Plan]:
     kind = KINDS[models[0].kind]
+    variants = kind.variants if itemsize == 4 else kind.narrow_variants
     plans = [
-        _Plan(models[0].kind, number, variant, rounding, difference.Plan(kind.itemsize))
+        _Plan(models[0].kind, number, variant, rounding, difference.Plan(itemsize))
         for number in range(len(models))
         for rounding in kind.roundings
-        for variant in range(kind.variant_count)
+        for variant in variants
     ]
     return [plan for plan in plans if _is_within_bounds(_formula(models[plan.model], plan))]
 
@@ -243,8 +245,9 @@ def _encode(
     if plan.ratio * len(plain) >= room:
         return None, plan
     formula = _formula(model, plan)
-    base, predicted = _buffer_for(len(plain), model.itemsize)
-    gradient = _predict(formula, arrays, integers_in(plain, model.itemsize), predicted)
+    items = integers_in(plain, plan.residual.itemsize)
+    base, predicted = _buffer_for(len(plain), items.itemsize)
+    gradient = _predict(formula, arrays, items, predicted)
     residual, learned = difference.encode_unproven(plain, base.data, plan.residual, room)
     plan = replace(plan, residual=learned)
     if residual is None:
@@ -270,7 +273,7 @@ def _buffer_for(size: int, itemsize: int) -> tuple[Array, Array]:
 
 def _head(formula: Formula, operands: Sequence[Operand]) -> bytes:
     constants = struct.pack(f"<{len(formula.constants)}f", *formula.constants)
-    table = b"".join(_OPERAND.pack(len(operand.chunks), operand.skip) for operand in operands)
+    table = b"".join(_OPERAND.pack(operand.itemsize, len(operand.chunks), operand.skip) for operand in operands)
     return _HEAD.pack(formula.kind, formula.variant, formula.rounding) + constants + table
 
 
@@ -288,7 +291,8 @@ class _Parsed(NamedTuple):
 def _decode(params: bytes, payload: memoryview, bases: Sequence[Buffer], out: memoryview) -> None:
     formula, operands, position = _parse(params, bases)
     kind = KINDS[formula.kind]
-    count = len(out) // kind.itemsize
+    itemsize = itemsize_of(formula.kind, operands[0].itemsize)
+    count = len(out) // itemsize
     inputs = [array for operand in operands if count and (array := _items_of(operand, count)) is not None]
     if len(inputs) < len(operands):
         raise damaged("prediction", f"{len(out)} bytes of a {kind.name}, from operands of fewer items")
@@ -296,7 +300,7 @@ def _decode(params: bytes, payload: memoryview, bases: Sequence[Buffer], out: me
         gradient = np.empty(count, "<u2")
         position, payload = _decode_gradient(params, position, payload, gradient)
         inputs.append(gradient)
-    base, predicted = _buffer_for(len(out), kind.itemsize)
+    base, predicted = _buffer_for(len(out), itemsize)
     predict(formula, inputs, predicted)
     decode_into(DIFFERENCE, 1, params[position:], payload, (base.data,), out)
 
@@ -317,7 +321,7 @@ def _decode_gradient(params: bytes, position: int, payload: memoryview, gradient
 def _parse(params: bytes, bases: Sequence[Buffer]) -> _Parsed:
     number, variant, rounding = params[: _HEAD.size].ljust(_HEAD.size, b"\0")
     kind = KINDS.get(number)
-    if kind is None or variant >= kind.variant_count or rounding not in kind.roundings:
+    if kind is None or variant not in kind.variants + kind.narrow_variants or rounding not in kind.roundings:
         raise damaged("prediction", f"kind {number}, variant {variant}, rounding {rounding}")
     constants = struct.Struct(f"<{len(kind.bounds)}f")
     table_start = _HEAD.size + constants.size
@@ -328,10 +332,12 @@ def _parse(params: bytes, bases: Sequence[Buffer]) -> _Parsed:
     if not _is_within_bounds(formula):
         raise damaged("prediction", f"constants {formula.constants} of a {kind.name}")
     rows = list(_OPERAND.iter_unpack(params[table_start:position]))
-    if sum(chunk_count for chunk_count, _ in rows) != len(bases):
-        raise damaged("prediction", f"{len(bases)} bases for operands of {[row[0] for row in rows]} chunks")
+    if sum(chunk_count for _, chunk_count, _ in rows) != len(bases):
+        raise damaged("prediction", f"{len(bases)} bases for operands of {[row[1] for row in rows]} chunks")
+    if not {size for size, _, _ in rows} <= set(kind.operand_sizes):
+        raise damaged("prediction", f"a {kind.name} with items of {[row[0] for row in rows]} bytes")
     chunks = (memoryview(base).cast("B") for base in bases)
-    operands = [Operand(tuple(islice(chunks, chunk_count)), _OPERAND_SIZE, skip) for chunk_count, skip in rows]
+    operands = [Operand(tuple(islice(chunks, chunk_count)), size, skip) for size, chunk_count, skip in rows]
     return _Parsed(formula, operands, position)
 
 

@@ -70,6 +70,11 @@ def rounded_fp16(value: float) -> int:
         return 0xFC00 if value < 0 else 0x7C00
 
 
+def narrow(value: float) -> float:
+    """Rounded to float32, and then to bf16."""
+    return of_bits(rounded_bf16(single(value)) << 16)
+
+
 def fma(x: float, y: float, z: float) -> float:
     return single(x * y + z)
 
@@ -85,15 +90,17 @@ def second_moment(variant: int, rounding: int, constants: Sequence[float], v: fl
         fma(single(g * g), share, single(decay * v)),
         fma(v, decay, product),
         single(single(decay * v) + product),
+        single(narrow(decay * v) + product),
     )[variant]
 
 
 def adam_weight(variant: int, rounding: int, constants: Sequence[float], w: float, m: float, v: float) -> float:
     keep, step, correction, eps = constants
-    root = single(math.sqrt(v if math.isnan(v) else max(v, 2.0**-126)))
-    divisor = single(single(root / correction) + eps)
-    if variant == 0:
-        return single(single(keep * w) + single(single(step * m) / divisor))
+    rounded = narrow if variant == 2 else single
+    root = rounded(math.sqrt(v if math.isnan(v) else max(v, 2.0**-126)))
+    divisor = rounded(rounded(root / correction) + eps)
+    if variant != 1:
+        return single(rounded(keep * w) + single(single(step * m) / divisor))
     return fma(single(m / divisor), step, single(keep * w))
 
 
@@ -139,14 +146,15 @@ def oracle(params: bytes, payload: bytes, bases: Sequence[bytes], size: int) -> 
     constants = struct.unpack_from(f"<{constant_count}f", params, 3)
     at = 3 + 4 * constant_count
     left, columns = list(bases), []
-    width = 2 if kind == ROUNDING else 4
+    table = [struct.unpack_from("<BBI", params, at + 6 * number) for number in range(OPERAND_COUNTS[kind])]
+    at += 6 * len(table)
+    width = 2 if kind == ROUNDING else table[0][0]
     count = size // width
-    for _ in range(OPERAND_COUNTS[kind]):
-        chunk_count, skip = struct.unpack_from("<BI", params, at)
-        at += 5
+    for itemsize, chunk_count, skip in table:
         run = b"".join(left[:chunk_count])
         left = left[chunk_count:]
-        columns.append([run[start : start + 4] for start in range(4 * skip, 4 * (skip + count), 4)])
+        starts = range(itemsize * skip, itemsize * (skip + count), itemsize)
+        columns.append([run[start : start + itemsize] for start in starts])
     rows = list(zip(*columns, strict=True))
     extra: list[tuple[int, ...]] = [()] * count
     if kind == FIRST:
@@ -164,27 +172,42 @@ def oracle(params: bytes, payload: bytes, bases: Sequence[bytes], size: int) -> 
 def predicted(
     kind: int, variant: int, rounding: int, constants: Sequence[float], row: Sequence[bytes], extra: tuple[int, ...]
 ) -> bytes:
-    numbers = [struct.unpack("<f", item)[0] for item in row]
+    numbers = [struct.unpack("<f", bytes(4 - len(item)) + item)[0] for item in row]  # bf16 is the upper half
     if kind == ROUNDING:
         return (rounded_bf16 if rounding == 1 else rounded_fp16)(numbers[0]).to_bytes(2, "little")
     formula, _, floor = FORMULAS[kind]
     value = formula(variant, rounding, constants, *numbers, *extra)
-    return struct.pack("<f", value) if floor <= abs(value) < math.inf else row[0]
+    if not floor <= abs(value) < math.inf:
+        return row[0]
+    return struct.pack("<f", value) if len(row[0]) == 4 else rounded_bf16(value).to_bytes(2, "little")
 
 
 # --- data ---
 
 
-def make(model: Model, shape: str, size: int, seed: int) -> tuple[bytes, list[bytes]]:
-    """A chunk and its operands; the generator is the test's own."""
+def make(model: Model, shape: str, size: int, seed: int) -> tuple[bytes, list[Operand]]:
+    """A chunk and its operands, each in one chunk, of float32 or bf16; the generator is the test's own."""
     rng = np.random.default_rng(seed)
-    count = size // model.itemsize
-    columns = [numbers(rng, shape, count) for _ in range(OPERAND_COUNTS[model.kind])]
+    can_be_narrow = model.kind not in (FIRST, ROUNDING)
+    sizes = [2 if can_be_narrow and seed >> number & 1 else 4 for number in range(OPERAND_COUNTS[model.kind])]
+    width = 2 if model.kind == ROUNDING else sizes[0]
+    count = size // width
+    columns = [numbers(rng, shape, count) for _ in sizes]
     if shape == "training":  # the chunk is near a step of plain float64 arithmetic
         plain = step(model, [column.astype(np.float64) for column in columns], rng)
     else:
-        plain = numbers(rng, shape, count).view(f"<u{model.itemsize}")[:count]
-    return plain.tobytes()[: model.itemsize * count] + rng.bytes(size % model.itemsize), [c.tobytes() for c in columns]
+        plain = numbers(rng, shape, count)
+    given = [
+        Operand((memoryview(upper(column, itemsize).tobytes()),), itemsize)
+        for column, itemsize in zip(columns, sizes, strict=True)
+    ]
+    return upper(plain, width).tobytes() + rng.bytes(size % width), given
+
+
+def upper(column: np.ndarray, itemsize: int) -> np.ndarray:
+    """float32 numbers, or their upper halves."""
+    bits = column.view("<u4")
+    return bits if itemsize == 4 else (bits >> 16).astype("<u2")
 
 
 def numbers(rng: np.random.Generator, shape: str, count: int) -> np.ndarray:
@@ -203,7 +226,7 @@ def numbers(rng: np.random.Generator, shape: str, count: int) -> np.ndarray:
 def step(model: Model, columns: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
     first = columns[0]
     if model.kind == ROUNDING:
-        return (first.astype("<f4").view("<u4") >> 16).astype("<u2")
+        return first.astype("<f4")
     if model.kind == SECOND:
         weight, decay, share = model.constants
         result = decay * first + share * (columns[1] + (columns[2] - columns[1]) / weight) ** 2
@@ -215,17 +238,17 @@ def step(model: Model, columns: list[np.ndarray], rng: np.random.Generator) -> n
         result = first + model.constants[1] * (gradient - first)
     else:
         result = first + model.constants[0] * columns[-1]
-    return result.astype("<f4").view("<u4")
+    return result.astype("<f4")
 
 
-def operands(columns: Sequence[bytes], cut: int = 0) -> list[Operand]:
-    """Each column in one chunk, or in two with `cut` items that are skipped before it."""
-    if not cut:
-        return [Operand((memoryview(column),), 4) for column in columns]
-    return [
-        Operand((memoryview(bytes(4 * cut) + column[: 4 * cut]), memoryview(column[4 * cut :])), 4, cut)
-        for column in columns
-    ]
+def cut_apart(given: Sequence[Operand], cut: int) -> list[Operand]:
+    """The same operands in two chunks each, with `cut` items before them that are skipped."""
+    found = []
+    for operand in given:
+        (chunk,), size = operand.chunks, cut * operand.itemsize
+        first = memoryview(bytes(size) + bytes(chunk[:size]))
+        found.append(Operand((first, chunk[size:]), operand.itemsize, cut))
+    return found
 
 
 def bases_of(given: Sequence[Operand]) -> list[memoryview]:
@@ -252,8 +275,9 @@ def decoded(encoded: Encoded, bases: Sequence[bytes | memoryview], size: int) ->
 @example(Model(FIRST, (0.9, 0.1)), "hostile", 801, 0, 2)
 @example(Model(ROUNDING, ()), "hostile", 803, 0, 0)
 def test_any_bytes_come_back_and_the_oracle_agrees(model: Model, shape: str, size: int, seed: int, cut: int) -> None:
-    plain, columns = make(model, shape, size, seed)
-    given_operands = operands(columns, cut)
+    plain, given_operands = make(model, shape, size, seed)
+    if cut:
+        given_operands = cut_apart(given_operands, cut)
     encoded = encode_prediction(memoryview(plain), [model], given_operands, ceiling=4 * size + 2000)
     assert encoded is not None
     assert (encoded.codec, encoded.rejected) == (5, None)
@@ -263,19 +287,20 @@ def test_any_bytes_come_back_and_the_oracle_agrees(model: Model, shape: str, siz
     assert oracle(encoded.params, bytes(encoded.payload), [bytes(base) for base in bases], size) == plain
 
 
-@given(MODELS, SHAPES, st.integers(4, 400), st.integers(0, 2**32), st.integers(0, 3), st.integers(0, 1))
+@given(MODELS, SHAPES, st.integers(4, 400), st.integers(0, 2**32), st.integers(0, 4), st.integers(0, 1))
 def test_every_variant_is_what_the_oracle_computes(
     model: Model, shape: str, size: int, seed: int, variant: int, rounding: int
 ) -> None:
     """The variant and rounding that a trial chose are replaced; both decoders give the same bytes."""
-    plain, columns = make(model, shape, size, seed)
-    encoded = encode_prediction(memoryview(plain), [model], operands(columns), ceiling=4 * size + 2000)
+    plain, given_operands = make(model, shape, size, seed)
+    encoded = encode_prediction(memoryview(plain), [model], given_operands, ceiling=4 * size + 2000)
     assert encoded is not None
     params = bytearray(encoded.params)
-    params[1] = variant % {SECOND: 4, FIRST: 3, ROUNDING: 1}.get(model.kind, 2)
+    params[1] = variant % {SECOND: 5, ADAM: 3, FIRST: 3, ROUNDING: 1}.get(model.kind, 2)
     params[2] = {SECOND: rounding, FIRST: 1, ROUNDING: 1 + rounding}.get(model.kind, 0)
     forged = Encoded(5, 1, bytes(params), encoded.payload, encoded.stored_size)
-    assert decoded(forged, columns, size) == oracle(bytes(params), bytes(encoded.payload), columns, size)
+    bases = [bytes(base) for base in bases_of(given_operands)]
+    assert decoded(forged, bases, size) == oracle(bytes(params), bytes(encoded.payload), bases, size)
 
 
 @given(st.lists(st.tuples(MODELS, SHAPES, st.integers(0, 9000)), max_size=8), st.integers(0, 9000), st.integers(0, 99))
@@ -284,13 +309,13 @@ def test_a_hint_from_other_chunks_changes_size_but_never_content(
 ) -> None:
     hint = Hint()
     for number, (model, shape, size) in enumerate(chunks):
-        plain, columns = make(model, shape, size, seed + number)
+        plain, given_operands = make(model, shape, size, seed + number)
         models = [model, Model(model.kind, model.constants)]
-        encoded = encode_prediction(memoryview(plain), models, operands(columns), hint, ceiling=ceiling)
+        encoded = encode_prediction(memoryview(plain), models, given_operands, hint, ceiling=ceiling)
         if encoded is not None:
             assert encoded.rejected is None
-            assert encoded.stored_size + len(encoded.params) + 32 * len(columns) < ceiling
-            assert decoded(encoded, columns, size) == plain
+            assert encoded.stored_size + len(encoded.params) + 32 * len(given_operands) < ceiling
+            assert decoded(encoded, bases_of(given_operands), size) == plain
 
 
 FUZZED = [
@@ -305,8 +330,9 @@ FUZZED = [
 def test_mutated_forms_decode_inside_the_chunk_or_are_corruption(model: Model, seed: int) -> None:
     rng = random.Random(seed)
     size = 6001
-    plain, columns = make(model, "training", size, 1)
-    encoded = encode_prediction(memoryview(plain), [model], operands(columns), ceiling=2 * size)
+    plain, given_operands = make(model, "training", size, 0)
+    columns = bases_of(given_operands)
+    encoded = encode_prediction(memoryview(plain), [model], given_operands, ceiling=2 * size)
     assert encoded is not None
     outcomes = {"error": 0, "bytes": 0}
     for _ in range(400):
