@@ -13,6 +13,7 @@ among the leaves of equal shape, the n-th belongs to the n-th parameter; where t
 targets, buffers), a leaf has several candidates. What depends on the tree alone is found once, and kept as long as
 trees are equal; numbers (steps, rates) are read again at each commit. No tensor with dimensions is read.
 
+Moments and weights are float32 or bf16; first moments are predicted in float32 only, where the gradient was bf16.
 Only leaves that fill a block of their own of at least SMALL_BLOCK_LIMIT bytes have relations: smaller ones share
 chunks.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -43,6 +45,7 @@ from casckpt.state.optimizer_trees import OptimizerTree, Slot, find_optimizers, 
 CANDIDATE_COUNT_MAX = 4  # of one leaf in one optimizer; each costs a trial
 
 _SINGLE = ("float32", "<f4")
+_BRAIN = ("bfloat16",)
 _HALF = ("bfloat16", "float16", "<f2")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
@@ -119,13 +122,13 @@ def find_relations(captured: Mapping[str, Described], before: Relations | None =
     structures = {name: each.structure for name, each in captured.items()}
     survey = _known_survey(before, structures, scalars) or _make_survey(structures, scalars)
     found = Relations(survey, {})
+    for target, relations in survey.copies.items():
+        found._found[target] += relations
     changed = set() if before is None else _changed(before._survey.structures, structures)
     known = before._numbers if before is not None and before._survey is survey else {}
     for number, optimizer in enumerate(survey.optimizers):
         values = Values(captured[optimizer.component], scalars[optimizer.component])
         _relate(_Step(found, number, optimizer, values, known), changed)
-    for target, relations in survey.copies.items():
-        found._found[target] += relations
     return found
 
 
@@ -156,14 +159,18 @@ def _make_survey(structures: dict[str, Structure], scalars: dict[str, list[Any]]
     ]
     survey = _Survey(structures, optimizers, {}, defaultdict(list))
     kept = _leaves_of(optimizers, None)
-    singles = {name: _by_form(structure, _SINGLE, kept[name]) for name, structure in structures.items()}
+    leaves = [
+        {name: _by_form(structure, dtypes, kept[name]) for name, structure in structures.items()}
+        for dtypes in (_SINGLE, _BRAIN)
+    ]
     for number, optimizer in enumerate(optimizers):
         structure = structures[optimizer.component]
-        weights = _match_weights(structure, optimizer, singles)
+        weights = _match_weights(structure, optimizer, leaves)
         for index, slot in enumerate(optimizer.slots):
             moments = _moments(structure, optimizer.component, slot)
             own = _weights_in(structure, optimizer.component, slot)
-            survey.rows[number, index] = list(_rows(moments, own + weights[index]))
+            rows = _rows(moments, own + weights[index])
+            survey.rows[number, index] = [row for row in rows if row.kind != FIRST_MOMENT or _is_single(survey, row)]
     moments_of = _leaves_of(optimizers, _MOMENTS)
     masters = {name: _by_form(structure, _SINGLE, moments_of[name]) for name, structure in structures.items()}
     _match_copies(survey, masters)
@@ -200,18 +207,18 @@ def _by_form(structure: Structure, dtypes: Sequence[str], without: set[int]) -> 
 
 
 def _match_weights(
-    structure: Structure, optimizer: OptimizerTree, singles: dict[str, dict[Form, list[int]]]
+    structure: Structure, optimizer: OptimizerTree, leaves: Sequence[dict[str, dict[Form, list[int]]]]
 ) -> dict[int, list[Place]]:
-    """Per slot the blocks that may be its parameter: of one component, or of all where none has enough."""
+    """Per slot the blocks that may be its parameter: of one dtype in one component, or in all where none has enough."""
     slots: dict[Form, list[int]] = defaultdict(list)
     weights: dict[int, list[Place]] = defaultdict(list)
     for index, slot in enumerate(optimizer.slots):
         moment = slot.entries.get("exp_avg", slot.entries.get("momentum_buffer"))
-        form = _form(structure, structure.leaves[moment], _SINGLE) if isinstance(moment, int) else None
+        form = _form(structure, structure.leaves[moment], _SINGLE + _BRAIN) if isinstance(moment, int) else None
         if form is not None:
             slots[form].append(index)
-    for form, wanted in slots.items():
-        rows = [[Place(name, block) for block in forms.get(form, ())] for name, forms in singles.items()]
+    for (form, wanted), of_dtype in product(slots.items(), leaves):
+        rows = [[Place(name, block) for block in forms.get(form, ())] for name, forms in of_dtype.items()]
         enough = [row for row in rows if len(row) >= len(wanted)] or [[place for row in rows for place in row]]
         orders = _orders(wanted, optimizer)
         for row in enough:
@@ -238,13 +245,17 @@ def _candidates(position: int, leaf_count: int, slot_count: int) -> list[int]:
 
 
 def _moments(structure: Structure, component: str, slot: Slot) -> dict[str, Place]:
-    """The float32 moments of a parameter that fill large blocks."""
+    """The moments of a parameter that fill large blocks."""
     places = {}
     for name in _MOMENTS:
         leaf = slot.entries.get(name)
-        if isinstance(leaf, int) and _form(structure, structure.leaves[leaf], _SINGLE) is not None:
+        if isinstance(leaf, int) and _form(structure, structure.leaves[leaf], _SINGLE + _BRAIN) is not None:
             places[name] = Place(component, structure.leaves[leaf].block)
     return places
+
+
+def _is_single(survey: _Survey, row: _Row) -> bool:
+    return survey.structures[row.target.component].blocks[row.target.block][1] == 4
 
 
 def _weights_in(structure: Structure, component: str, slot: Slot) -> list[Place]:

@@ -25,12 +25,12 @@ from casckpt.state.relations import CANDIDATE_COUNT_MAX, Place, Relation, Relati
 
 SIZE = 160  # a square matrix of 100 KiB is a large block
 
-Plain = dict[tuple[str, int], bytes]
+Plain = dict[tuple[str, int], tuple[bytes, int]]  # bytes and item size of each block
 
 
-def model(*, layer_count: int = 2, is_biased: bool = True) -> torch.nn.Sequential:
+def model(*, layer_count: int = 2, is_biased: bool = True, size: int = SIZE) -> torch.nn.Sequential:
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(SIZE, SIZE, bias=is_biased) for _ in range(layer_count)))
+    return torch.nn.Sequential(*(torch.nn.Linear(size, size, bias=is_biased) for _ in range(layer_count)))
 
 
 def train(module: torch.nn.Module, *optimizers: torch.optim.Optimizer, count: int = 1) -> None:
@@ -49,7 +49,7 @@ def captures(**components: Any) -> dict[str, Captured]:
 
 def bytes_of(captured: dict[str, Captured]) -> Plain:
     return {
-        (name, block): bytes(each.blocks.view(block, 0, each.blocks.size(block)))
+        (name, block): (bytes(each.blocks.view(block, 0, each.blocks.size(block))), each.blocks[block][1])
         for name, each in captured.items()
         for block in range(len(each.blocks))
     }
@@ -66,9 +66,9 @@ def share(place: Place, relation: Relation, old: Plain, new: Plain) -> float:
     """What the codec takes by a relation, as a share of the block; 1 where it does not pay."""
     operands = []
     for each in relation.operands:
-        side = old if each.is_before else new
-        operands.append(Operand((memoryview(side[each.component, each.block]),), 4))
-    plain = memoryview(new[place.component, place.block])
+        chunk, itemsize = (old if each.is_before else new)[each.component, each.block]
+        operands.append(Operand((memoryview(chunk),), itemsize))
+    plain = memoryview(new[place.component, place.block][0])
     encoded = encode_prediction(plain, relation.models, operands, ceiling=len(plain))
     return 1.0 if encoded is None else (encoded.stored_size + len(encoded.params)) / len(plain)
 
@@ -117,7 +117,7 @@ ADAMW = {"lr": 1e-3, "weight_decay": 0.1}
 def test_every_large_leaf_of_an_adamw_step_follows_from_others(tree: Callable[..., dict[str, Any]]) -> None:
     module = model()
     _, relations, old, new = step_apart(tree, module, torch.optim.AdamW(module.parameters(), **ADAMW))
-    large = {Place(*key) for key, plain in new.items() if len(plain) >= 64 * 1024}
+    large = {Place(*key) for key, (plain, _) in new.items() if len(plain) >= 64 * 1024}
     assert set(relations) == large
     assert len(relations) == len(large) == 6  # two weights with two moments each
     found = [kind for place in large for kind in kinds(relations, place)]
@@ -263,6 +263,25 @@ def test_sgd_with_momentum(is_nesterov: bool) -> None:
     assert kinds(relations, block_at(captured, "optimizer/state/0/momentum_buffer")) == [FIRST_MOMENT]
 
 
+def test_bf16_training_relates_weights_and_second_moments() -> None:
+    """First moments need a gradient of half their size, which bf16 ones do not have."""
+    module = model(size=2 * SIZE).bfloat16()
+    optimizer = torch.optim.AdamW(module.parameters(), **ADAMW)
+    for _ in range(4):
+        before = captures(**live(module, optimizer))
+        old, known = bytes_of(before), find_relations(before)
+        optimizer.zero_grad()
+        module(torch.randn(64, 2 * SIZE).bfloat16()).square().mean().backward()
+        optimizer.step()
+    captured = captures(**live(module, optimizer))
+    relations, new = find_relations(captured, known), bytes_of(captured)
+    assert sorted(kind for place in relations for kind in kinds(relations, place)) == sorted(
+        [SECOND_MOMENT, ADAM_WEIGHT] * 2
+    )
+    for place in relations:
+        assert best(place, relations, old, new) < 0.1
+
+
 def test_sgd_without_momentum_has_none() -> None:
     module = model()
     _, relations, *_ = step_apart(live, module, torch.optim.SGD(module.parameters(), lr=0.5))
@@ -384,7 +403,8 @@ def test_moments_are_no_masters() -> None:
     group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": [0, 1]}
     weights = {number: torch.randn(300, 300).bfloat16() for number in range(2)}
     relations = find_relations(captures(policy=weights, optimizer={"state": moments, "param_groups": [group]}))
-    assert {place.component for place in relations} == {"optimizer"}
+    found = [kind for place in relations for kind in kinds(relations, place)]
+    assert sorted(found) == sorted([SECOND_MOMENT, ADAM_WEIGHT, FIRST_MOMENT] * 2)
 
 
 def test_other_number_of_copies_or_another_order_is_no_relation() -> None:
@@ -401,7 +421,7 @@ def test_master_in_the_optimizers_state_is_a_weight_and_has_a_rounded_copy() -> 
     master = block_at(captured, "optimizer/state/1/master")
     (relation,) = relations.of(*master[:2])
     assert relation.kind == ADAM_WEIGHT
-    (relation,) = relations.of("policy", 1)
+    relation, *_ = relations.of("policy", 1)
     assert (relation.kind, relation.operands) == (ROUNDING, (master,))
 
 
