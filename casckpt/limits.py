@@ -13,6 +13,8 @@ CHUNK_SIZE_MIN, CHUNK_SIZE_MAX = 4096, 16 * MIB  # what a store may set; the max
 SMALL_BLOCK_LIMIT = 64 * 1024  # smaller blocks share chunks; larger ones start their own, so 200 B of index is < 0.4 %
 NODE_FANOUT = 1024  # chunk ids per manifest node: 32 KiB, rewritten when one chunk of 1 GiB changes
 
+PREDICTED_SIZE_MIN = MIB  # of a commit: below it, looking for optimizers costs more than predictions save
+
 # --- files ---
 PACK_TARGET_SIZE = 64 * MIB  # large enough for streaming, small enough for a collector to rewrite
 INLINE_LIMIT = 64 * 1024  # commits with no more new stored bytes live inside their timeline entry: one durable file

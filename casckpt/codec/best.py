@@ -47,11 +47,11 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
     Raises:
         InvalidInputError: `itemsize` is not positive.
     """
-    if not bases or _is_constant(plain, itemsize):
-        return Best(_alone(plain, itemsize, memory, limits))
+    if _is_constant(plain, itemsize):
+        return Best(choose.encode(plain, itemsize))
     alone = None
-    if memory.is_trial_due():
-        alone = _alone(plain, itemsize, memory, limits)
+    if not bases or memory.is_trial_due():
+        alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
         memory.learn_alone(alone, len(plain))
     rejected = None
     for number, base in enumerate(bases):
@@ -60,7 +60,7 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
         base_plain = base.read()
         if base_plain is None:
             continue
-        ceiling = memory.ceiling(len(plain), limits.level.difference_max)
+        ceiling = memory.ceiling(len(plain), min(limits.level.difference_max, 1 - limits.gain_min))
         form = encode_difference(plain, base_plain, itemsize, memory.difference, ceiling=ceiling)
         if form is not None and form.rejected is not None:
             rejected = form.rejected
@@ -70,16 +70,10 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
             return Best(form, number)
     if memory.difference_share <= limits.level.root_gain:
         return Best(raw.encode(plain, rejected=rejected))
-    alone = alone or _alone(plain, itemsize, memory, limits)
+    alone = alone or choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
     return Best(replace(alone, rejected=alone.rejected or rejected))
 
 
 def _is_constant(plain: memoryview, itemsize: int) -> bool:
     """Whether a chunk is one short pattern over and over, which takes no bytes at all."""
     return constant.find_pattern(plain, max(itemsize, 1)) is not None
-
-
-def _alone(plain: memoryview, itemsize: int, memory: Memory, limits: Limits) -> Encoded:
-    level = limits.level
-    gain = level.operand_gain if limits.is_operand else level.standalone_gain
-    return choose.encode(plain, itemsize, memory.standalone, gain_min=gain)

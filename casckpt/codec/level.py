@@ -2,7 +2,8 @@
 
 Costs are in eighths of the time that reading and hashing the plain bytes takes, which every restore pays anyway. They
 are estimates by kind of form, made on two processors, and serve to choose: nothing is believed because of
-them. A record's cost is that of its own form and of the most costly of its bases.
+them. A record's cost is that of its own form, of its first base, which is what it was before, and of those other
+bases that a restore of the whole snapshot does not decode anyway.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, PREDICTION, RAW, ZSTD, Encoded
+from casckpt.codec.models import ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, SECOND_MOMENT
 from casckpt.errors import InvalidInputError
 
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COST = 14  # of one prediction
+PREDICTION_COSTS = {SECOND_MOMENT: 18, ADAM_WEIGHT: 10, FIRST_MOMENT: 14, ROUNDING: 6}
+_PREDICTION_COST = 10  # of a kind that is not among them
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
 
 
@@ -76,4 +79,11 @@ def decode_cost(encoded: Encoded, plain_size: int) -> int:
     if encoded.codec == DIFFERENCE:
         is_sparse = encoded.params[1] == 1
         return 1 + round(40 * share) if is_sparse else 16
-    return {ZSTD: 2 + round(4 * share), PLANES: 12, PREDICTION: PREDICTION_COST}[encoded.codec]
+    if encoded.codec == PREDICTION:
+        return prediction_cost(encoded.params[0])
+    return {ZSTD: 2 + round(4 * share), PLANES: 12}[encoded.codec]
+
+
+def prediction_cost(kind: int) -> int:
+    """Cost of evaluating one kind of formula and applying what it misses."""
+    return PREDICTION_COSTS.get(kind, _PREDICTION_COST)

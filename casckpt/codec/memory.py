@@ -5,6 +5,7 @@ This file imports neither NumPy nor zstandard.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,14 +27,16 @@ class Memory:
 
     standalone: Hint = field(default_factory=Hint)
     difference: Hint = field(default_factory=Hint)
-    prediction: Hint = field(default_factory=Hint)
     cost: int = 0
-    wants_bases: bool = True
+    wants_bases: bool = False
     _alone_share: float = 1.0  # size without a base, as a share of the chunk
     _difference_share: float | None = None  # None: not known, 1.0: does not pay
     _failures: int = 0  # differences in a row that did not pay
     _difference_cost: int = 0
     _uses: int = 0
+    _predictions: dict[int, Hint] = field(default_factory=dict)
+    _prediction: int | None = None  # the candidate that held
+    _prediction_failures: int = 0
 
     def is_trial_due(self) -> bool:
         """Whether this use, which is counted, has to measure everything."""
@@ -54,10 +57,28 @@ class Memory:
         self._difference_share = 1.0 if form is None else _share(form, plain_size)
         self._difference_cost = 0 if form is None else decode_cost(form, plain_size)
 
+    def predictions_to_try(self, count: int) -> Sequence[int]:
+        """Which of `count` candidates to try: the one that held, or all, but not again at once after none did."""
+        if self._prediction is not None and self._prediction < count:
+            return (self._prediction,)
+        if self._prediction_failures:
+            self._prediction_failures -= 1
+            return ()
+        return range(count)
+
+    def prediction_hint(self, number: int) -> Hint:
+        """What paid for a candidate."""
+        return self._predictions.setdefault(number, Hint())
+
+    def learn_prediction(self, number: int | None) -> None:
+        """Remember which candidate held; None: none did."""
+        self._prediction = number
+        self._prediction_failures = 0 if number is not None else TRIAL_INTERVAL
+
     def learn_cost(self, cost: int, *, has_bases: bool) -> None:
         """Remember what the last record costs, for the budget of the next commit."""
         self.cost = cost
-        self.wants_bases = has_bases or self._difference_share is None or self._difference_share < 1.0
+        self.wants_bases = has_bases or self.difference_share < 1.0
 
     def ceiling(self, plain_size: int, limit: float = 1.0) -> int:
         """Bytes that a form with bases must stay under; `limit` is a share of the chunk."""
@@ -85,6 +106,11 @@ class Limits(NamedTuple):
     level: Level
     cost_max: int
     is_operand: bool = False
+
+    @property
+    def gain_min(self) -> float:
+        """Share of the chunk that any form but raw has to save."""
+        return self.level.operand_gain if self.is_operand else self.level.standalone_gain
 
 
 def _share(form: Encoded, plain_size: int) -> float:

@@ -106,6 +106,6 @@ class Bases:
         return self._plain[object_id]
 
 
-def inherit(bases: Sequence[Standing], step_cost: int) -> tuple[int, int]:
-    """Depth and cost of a record with these bases."""
-    return 1 + max(base.depth for base in bases), step_cost + max(base.cost for base in bases)
+def inherit(bases: Sequence[Standing], extra: Sequence[Standing], step_cost: int) -> tuple[int, int]:
+    """Depth of a record with these bases, and its cost: of `extra` are those that only it makes a restore decode."""
+    return 1 + max(base.depth for base in bases), step_cost + sum(base.cost for base in dict.fromkeys(extra))

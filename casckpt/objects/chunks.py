@@ -8,13 +8,14 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from casckpt.codec.contract import Encoded
-from casckpt.codec.level import COST_MAX, PREDICTION_COST, decode_cost
+from casckpt.codec.level import COST_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
+from casckpt.codec.models import Model
 from casckpt.digest import digest
 from casckpt.errors import ConcurrentMutationError
 from casckpt.format.record import CODEC_RAW
@@ -22,9 +23,6 @@ from casckpt.ids import ObjectId
 from casckpt.limits import BATCH_SIZE
 from casckpt.objects.bases import Bases, IsPresent, ReadParent, Standing, inherit
 from casckpt.objects.reader import ObjectReader
-
-if TYPE_CHECKING:  # loads NumPy, which a commit of plain values does without
-    from casckpt.codec.prediction import Model
 
 
 class OperandRef(NamedTuple):
@@ -47,7 +45,8 @@ class ChunkTask(NamedTuple):
     """A chunk to be stored if it is new.
 
     `read` gives its plain bytes, without copying where it can; `known_id` is what the parent snapshot has in its place,
-    and `read_parent` gives those bytes while they are still in memory.
+    and `read_parent` gives those bytes while they are still in memory. `predictions` are candidates: one
+    of them may hold.
     """
 
     read: Callable[[], memoryview]
@@ -56,8 +55,13 @@ class ChunkTask(NamedTuple):
     known_id: ObjectId | None
     memory: Memory
     limits: Limits
-    prediction: Prediction | None = None
+    predictions: Sequence[Prediction] = ()
     read_parent: ReadParent | None = None
+
+    def operands(self, chosen: int | None = None) -> set[tuple[int, bool]]:
+        """Positions of the operands of all candidates or one, each with whether it is of the parent snapshot."""
+        candidates = self.predictions if chosen is None else self.predictions[chosen : chosen + 1]
+        return {(at, ref.is_before) for each in candidates for ref in each.operands for at in ref.positions}
 
 
 class Outcome(NamedTuple):
@@ -106,12 +110,8 @@ class ChunkEncoder:
 
     def _rank(self, position: int) -> int:
         """0 for what needs nothing of this snapshot, more for what is predicted from such chunks, and so on."""
-        prediction = self.tasks[position].prediction
-        if prediction is None:
-            return 0
-        return 1 + max(
-            (self._rank(at) for ref in prediction.operands if not ref.is_before for at in ref.positions), default=0
-        )
+        needed = {at for at, is_before in self.tasks[position].operands() if not is_before}
+        return 1 + max(map(self._rank, needed), default=0) if self.tasks[position].predictions else 0
 
     def batches(self) -> list[list[int]]:
         """Positions in batches of about BATCH_SIZE; chunks and the operands they are predicted from stay together."""
@@ -146,7 +146,7 @@ class _Batch:
         if encoder.reader is not None:
             wanted: dict[ObjectId, ReadParent | None] = {}
             for at in new:
-                for other, is_before in [(at, True), *self._operands(at)]:
+                for other, is_before in [(at, True), *self._tasks[at].operands()]:
                     known_id = self._tasks[other].known_id
                     if is_before and known_id is not None:
                         wanted[known_id] = self._tasks[other].read_parent
@@ -155,50 +155,72 @@ class _Batch:
             self._bases = Bases(encoder.reader, encoder.is_present, wanted, (ids[at] for at in new))
             self._fetch(self._bases)
 
-    def _operands(self, at: int) -> list[tuple[int, bool]]:
-        prediction = self._tasks[at].prediction
-        return [(each, ref.is_before) for ref in prediction.operands for each in ref.positions] if prediction else []
-
     def _fetch(self, bases: Bases) -> None:
         """Get all bytes that predictions will need, at once: the operands of one step share what they go back to."""
         wanted = []
         for at in self._new:
-            if self._is_predictable(at, bases):
-                wanted += [self._tasks[each].known_id for each, is_before in self._operands(at) if is_before]
+            for number in self._candidates(at):
+                if self._is_predictable(at, number, bases):
+                    operands = self._tasks[at].operands(number)
+                    wanted += [self._tasks[each].known_id for each, is_before in operands if is_before]
         bases.fetch(each for each in wanted if each is not None)
 
-    def _is_predictable(self, at: int, bases: Bases) -> bool:
+    def _candidates(self, at: int) -> Iterable[int]:
+        task = self._tasks[at]
+        if not task.limits.level.has_predictions:
+            return ()
+        return task.memory.predictions_to_try(len(task.predictions))
+
+    def _is_predictable(self, at: int, number: int, bases: Bases) -> bool:
         """Whether the operands that are in the store already can be bases and are cheap enough."""
         task = self._tasks[at]
-        if task.prediction is None or not task.limits.level.has_predictions or self._ids[at] in bases.lost:
+        if self._ids[at] in bases.lost:
             return False
-        for each, is_before in self._operands(at):
+        cost = prediction_cost(task.predictions[number].models[0].kind)
+        for each, is_before in task.operands(number):
             if each in self._new and not is_before:
                 continue
             known = self._tasks[each].known_id if is_before else self._ids[each]
             standing = bases.standing(known) if known is not None else None
-            if standing is None or standing.cost + PREDICTION_COST > task.limits.cost_max:
+            if standing is None:
                 return False
-        return True
+            cost += standing.cost if is_before else 0
+        return cost <= task.limits.cost_max
 
     def encode(self, at: int) -> Outcome:
         task, plain, object_id = self._tasks[at], self._plains[at], self._ids[at]
         outcome = self._predicted(at) or self._best(at)
+        task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
         if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW and digest(plain) != object_id:
             raise moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
         self._stored[at] = Standing(object_id, outcome.depth, outcome.cost)
-        task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
         return outcome
 
     def _predicted(self, at: int) -> Outcome | None:
-        task, bases = self._tasks[at], self._bases
-        if bases is None or task.prediction is None or not self._is_predictable(at, bases):
+        """The chunk by the first candidate that holds."""
+        bases = self._bases
+        if bases is None:
             return None
+        memory = self._tasks[at].memory
+        tried = [number for number in self._candidates(at) if self._is_predictable(at, number, bases)]
+        for number in tried:
+            outcome = self._predict(at, number, bases)
+            if outcome is not None:
+                memory.learn_prediction(number)
+                return outcome
+        if tried:
+            memory.learn_prediction(None)
+        return None
+
+    def _predict(self, at: int, number: int, bases: Bases) -> Outcome | None:
         from casckpt.codec.prediction import Operand, encode_prediction
 
+        task = self._tasks[at]
+        prediction = task.predictions[number]
         standings: list[Standing] = []
+        extra: list[Standing] = []
         operands = []
-        for ref in task.prediction.operands:
+        for ref in prediction.operands:
             chunks = []
             for each in ref.positions:
                 known_id = self._tasks[each].known_id if ref.is_before else self._ids[each]
@@ -210,17 +232,17 @@ class _Batch:
                 if view is None:
                     return None
                 standings.append(standing)
+                extra += [standing] if ref.is_before else []
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
-        depth, cost = inherit(standings, PREDICTION_COST)
-        if cost > task.limits.cost_max:
-            return None
+        depth, cost = inherit(standings, extra, prediction_cost(prediction.models[0].kind))
         memory = task.memory
-        ceiling = memory.ceiling(task.size, memory.difference_share)
-        form = encode_prediction(self._plains[at], task.prediction.models, operands, memory.prediction, ceiling=ceiling)
+        ceiling = memory.ceiling(task.size, min(memory.difference_share, 1 - task.limits.gain_min))
+        hint = memory.prediction_hint(number)
+        form = encode_prediction(self._plains[at], prediction.models, operands, hint, ceiling=ceiling)
         if form is None or form.rejected is not None:
             return None
-        is_tied = any(each in self._new and not is_before for each, is_before in self._operands(at))
+        is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
         ids = tuple(standing.object_id for standing in standings)
         return Outcome(at, self._ids[at], task.size, form, ids, depth, min(cost, COST_MAX), is_tied)
 
@@ -235,7 +257,7 @@ class _Batch:
         form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits)
         if number is None:
             return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size))
-        depth, cost = inherit([lineage[number]], decode_cost(form, task.size))
+        depth, cost = inherit([lineage[number]], [lineage[number]], decode_cost(form, task.size))
         return Outcome(at, object_id, task.size, form, (lineage[number].object_id,), depth, min(cost, COST_MAX))
 
 
@@ -250,10 +272,9 @@ def _groups(tasks: Sequence[ChunkTask]) -> list[list[int]]:
         return at
 
     for at, task in enumerate(tasks):
-        for ref in task.prediction.operands if task.prediction else ():
-            for each in ref.positions:
-                low, high = sorted((root(at), root(each)))
-                roots[high] = low
+        for each, _ in task.operands():
+            low, high = sorted((root(at), root(each)))
+            roots[high] = low
     groups: dict[int, list[int]] = {}
     for at in range(len(tasks)):
         groups.setdefault(root(at), []).append(at)

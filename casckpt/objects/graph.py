@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from casckpt.codec.contract import CONSTANT
 from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.ids import ObjectId, short
 from casckpt.index.kv import KvReader
@@ -54,7 +55,8 @@ def group(wanted: Sequence[tuple[ObjectId, Place]], below: Mapping[ObjectId, Pla
 
     for object_id, place in [*wanted, *below.items()]:
         for base in place.bases:
-            parents[root(base)] = root(object_id)
+            if base not in below or below[base].codec != CONSTANT:  # that costs nothing, and many may share it
+                parents[root(base)] = root(object_id)
     members: dict[ObjectId, list[int]] = {}
     for at, (object_id, _) in enumerate(wanted):
         members.setdefault(root(object_id), []).append(at)

@@ -158,7 +158,7 @@ class Committer:
         body = entry.envelope.body
         assert isinstance(body, Commit)
         self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
-        self._components.stand_at(added.known)
+        self._components.stand_at(added.known, added.relations)
         return describe(entry, body, snapshot, NoteRow({}, {}), is_retired=False)
 
     def _parent(self) -> Snapshot | None:

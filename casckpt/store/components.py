@@ -23,12 +23,14 @@ from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
 from casckpt.format.record import MANIFEST, NODE, STRUCTURE
 from casckpt.format.snapshot import EXACT, MANIFEST_VERSION, NECESSITIES, ComponentRef, Manifest, Snapshot
 from casckpt.ids import ObjectId
-from casckpt.limits import NODE_FANOUT
+from casckpt.limits import NODE_FANOUT, PREDICTED_SIZE_MIN
 from casckpt.objects.chunks import ChunkTask
 from casckpt.objects.writer import ObjectWriter
 from casckpt.state.capture import Captured
+from casckpt.state.relations import Relations, find_relations
 from casckpt.store.catalog import Catalog
 from casckpt.store.draft import Draft
+from casckpt.store.predictions import Numbered, Predictions, operand_positions
 from casckpt.store.wholeness import FLAWS, Source, WholenessCheck
 
 
@@ -56,6 +58,7 @@ class Added:
     known: dict[str, Known]
     refs: dict[str, ComponentRef]
     new_bytes: dict[str, int]
+    relations: Relations | None
 
 
 class _Chunk(NamedTuple):
@@ -103,11 +106,16 @@ class Components:
         self._level = level
         self._chunk_size = chunk_size
         self._known: dict[str, Known] = {}
+        self._relations: Relations | None = None
         self._shapes: dict[str, _Shape] = {}
 
-    def stand_at(self, known: dict[str, Known]) -> None:
-        """Compare with these components from now on; those not among them are read from the store when needed."""
+    def stand_at(self, known: dict[str, Known], relations: Relations | None = None) -> None:
+        """Compare with these components from now on; those not among them are read from the store when needed.
+
+        `relations` are those of the commit that stored them.
+        """
         self._known = known
+        self._relations = relations
 
     def layout(self, captured: Captured) -> Layout:
         return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
@@ -120,8 +128,9 @@ class Components:
         """
         trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
-        results = iter(writer.add_chunks(self._tasks(draft, plans)))
-        added = Added({}, {}, {})
+        relations = self._find_relations(draft, plans)
+        results = iter(writer.add_chunks(self._tasks(draft, plans, relations)))
+        added = Added({}, {}, {}, relations)
         changed: dict[str, list[ObjectId]] = {}
         for name, plan in plans.items():
             outcome = [next(results) for _ in range(plan.layout.chunk_count)]
@@ -212,7 +221,18 @@ class Components:
         shape = self._shapes[name] = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks)
         return shape
 
-    def _tasks(self, draft: Draft, plans: dict[str, _Plan]) -> list[ChunkTask]:
+    def _find_relations(self, draft: Draft, plans: dict[str, _Plan]) -> Relations | None:
+        """What leaves may follow from; nothing of a small state, whose differences cost little anyway."""
+        if sum(plan.layout.payload_size for plan in plans.values()) < PREDICTED_SIZE_MIN:
+            return None
+        return find_relations(draft.captured, self._relations)
+
+    def _tasks(self, draft: Draft, plans: dict[str, _Plan], relations: Relations | None) -> list[ChunkTask]:
+        firsts = itertools.accumulate((plan.layout.chunk_count for plan in plans.values()), initial=0)
+        numbered = {
+            name: Numbered(plan.layout, first) for (name, plan), first in zip(plans.items(), firsts, strict=False)
+        }
+        predictions = Predictions(relations, numbered, self._chunk_size) if relations else None
         levels = {name: draft.levels.get(name, self._level) for name in plans}
         costs = _cost_limits([(levels[name], plan.chunks) for name, plan in plans.items()])
         tasks = []
@@ -225,7 +245,10 @@ class Components:
             for (parts, size, itemsize, memory), known_id in zip(plan.chunks, known_ids, strict=False):
                 read = functools.partial(read_chunk, plan.captured, parts, size)
                 parent = functools.partial(read_chunk, previous, parts, size) if previous else None
-                tasks.append(ChunkTask(read, size, itemsize, known_id, memory, limits, read_parent=parent))
+                found = predictions.of(name, *parts[0]) if predictions and len(parts) == 1 else ()
+                tasks.append(ChunkTask(read, size, itemsize, known_id, memory, limits, found, parent))
+        for at in operand_positions(tasks):
+            tasks[at] = tasks[at]._replace(limits=tasks[at].limits._replace(is_operand=True))
         return tasks
 
     def _keep(self, added: Added, draft: Draft, name: str, plan: _Plan, known: Known, parent: Snapshot | None) -> None:

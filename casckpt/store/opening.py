@@ -67,11 +67,10 @@ def open_store(
         read_only: promise to write nothing; works on read-only media and full disks.
         run: name of the training. Runs in one store share content; steps, branches and "latest" are each run's own.
         verify: what a commit proves before it publishes: "reread" (default) reads new packs back through a fresh
-            descriptor, which catches wrong writes; "media" first asks the kernel to drop its cache, so that the bytes
-            come from the device; "off" trusts the kernel.
-        level: how much decoding a restore may cost for the bytes that commits save: "fast" (sparse differences
-            only; a restore takes at most about 1.3 times as long as of plain bytes), "balanced" (default; 3.5 times)
-            or "small" (10 times).
+            descriptor, which catches wrong writes; "media" first drops the kernel's cache, so that the bytes come from
+            the device; "off" trusts the kernel.
+        level: how long a restore may take, as a multiple of plain bytes, for the bytes that commits save: "fast"
+            (1.3), "balanced" (3.5, default) or "small" (10).
         chunk_size: bytes per chunk, for a store that is being made.
         lock_timeout_s: how long any lock is waited for before `BusyError`.
         system: clock, randomness and file system, for tests.
