@@ -110,12 +110,12 @@ def encode_prediction(
         plan = _recall(models, itemsize, hint) or _try_formulas(integers_in(plain, itemsize), models, found)
         if plan is None:
             return None
-        encoded, plan = _encode(plain, models[plan.model], operands, found, plan, room)
+        encoded, learned = _encode(plain, models[plan.model], operands, found, plan, room)
     except zstd.ZstdError:  # the library failed, of which memory is the usual reason; raw needs none
         return raw.encode(plain, rejected="zstd")
     if hint is not None:
-        hint.learn(plan)
-    if encoded is None or size_of(encoded) >= room:
+        hint.learn(learned)
+    if encoded is None or learned is None:
         return None
     return proven(plain, bases, encoded, "prediction")
 
@@ -240,8 +240,12 @@ def _predict(formula: Formula, operands: Sequence[Array], expected: Array, out: 
 
 def _encode(
     plain: memoryview, model: Model, operands: Sequence[Operand], arrays: Sequence[Array], plan: _Plan, room: int
-) -> tuple[Encoded | None, _Plan]:
-    """The form by a plan, not proven, or None when the plan says that it misses `room`; and what was learned."""
+) -> tuple[Encoded | None, _Plan | None]:
+    """The form by a plan, not proven, and what was learned.
+
+    No form where the plan says that it misses `room`; nothing learned where it misses that against what the plan says:
+    one chunk unlike the others of a leaf must not spoil theirs.
+    """
     if plan.ratio * len(plain) >= room:
         return None, plan
     formula = _formula(model, plan)
@@ -249,9 +253,9 @@ def _encode(
     base, predicted = _buffer_for(len(plain), items.itemsize)
     gradient = _predict(formula, arrays, items, predicted)
     residual, learned = difference.encode_unproven(plain, base.data, plan.residual, room)
-    plan = replace(plan, residual=learned)
     if residual is None:
-        return None, replace(plan, ratio=1.0)
+        return None, None
+    plan = replace(plan, residual=learned)
     params, payload = _head(formula, operands), residual.payload
     if gradient is not None:
         part = gradient.astype("<u2", copy=False).view(np.uint8).data
@@ -260,7 +264,8 @@ def _encode(
         params += _GRADIENT.pack(form.codec, form.stored_size, len(form.params)) + form.params
         payload = b"".join((form.payload, payload))
     encoded = Encoded(PREDICTION, 1, params + residual.params, payload, len(payload))
-    return encoded, replace(plan, ratio=size_of(encoded) / len(plain))
+    size = size_of(encoded)
+    return encoded, replace(plan, ratio=size / len(plain)) if size < room else None
 
 
 def _buffer_for(size: int, itemsize: int) -> tuple[Array, Array]:

@@ -330,6 +330,18 @@ def test_hint_follows_constants_that_change_with_every_step() -> None:
     assert encode_prediction(plain, models[1:], given, hint_of_one_more, ceiling=len(plain)) is not None
 
 
+def test_chunk_unlike_the_others_does_not_spoil_the_hint() -> None:
+    before, after, step = train("fused")
+    plain = view(after["weight"])
+    given = operands(before["weight"], after["exp_avg"], after["exp_avg_sq"])
+    models = adam_models(ADAM_WEIGHT, step)
+    noise = memoryview(np.random.default_rng(0).bytes(len(plain)))
+    hint = Hint()
+    for _ in range(3):
+        assert encode_prediction(plain, models, given, hint, ceiling=len(plain)) is not None
+        assert encode_prediction(noise, models, given, hint, ceiling=len(plain)) is None
+
+
 def test_encoded_is_deterministic() -> None:
     before, after, step = train("foreach", is_bf16=True)
     plain = view(after["exp_avg"])
