@@ -18,6 +18,7 @@ from casckpt.codec.models import (
     SECOND_MOMENT,
 )
 from casckpt.codec.prediction import Operand, encode_prediction
+from casckpt.format.scalars import decode_scalars
 from casckpt.format.structure import leaf_places
 from casckpt.state import Captured, capture
 from casckpt.state.blocks import Blocks
@@ -367,12 +368,16 @@ def test_trees_are_walked_once_and_only_numbers_are_read_again(monkeypatch: pyte
         return view(blocks, index, start, stop)
 
     monkeypatch.setattr(Blocks, "view", noted)
+    decoded: list[bytes] = []
+    decode = decode_scalars
+    monkeypatch.setattr("casckpt.state.relations.decode_scalars", lambda block: decoded.append(block) or decode(block))
     for _ in range(3):
         train(module, optimizer)
         now = live(module, optimizer)
         captured = {name: capture(name, value, previous=captured[name]) for name, value in now.items()}
         relations = find_relations(captured, relations)
         assert len(relations) == 6
+    assert decoded == [captured["optimizer"].scalars] * 3
     assert set(read) == {4}  # steps
     assert len(read) == 3 * 4  # weights and biases of two layers
 
