@@ -17,7 +17,8 @@ either sign into constant high bytes: one operation where zigzag takes three, an
              The bytes after the last whole item stand as they are: at the end of the dense form's plain bytes,
              or at the end of the sparse payload.
 
-At most half of the items are changed in the sparse method, which bounds what a decoder allocates. Standalone forms
+At most half of the items are changed in the sparse method, which bounds what a decoder allocates. A base that is `out`
+itself is replaced in place. Standalone forms
 bring everything else: the choice by trial on a sample, constant and incompressible planes, the profiles of zstd.
 """
 
@@ -227,8 +228,11 @@ def _decode(params: bytes, payload: memoryview, bases: Sequence[Buffer], out: me
     if size not in _ITEM_SIZES or method not in (METHOD_DENSE, METHOD_SPARSE) or position >= len(params):
         raise damaged("difference", f"item size {size}, method {method}, {len(params)} bytes of parameters")
     bias = int.from_bytes(params[_HEAD.size : position], "little")
-    decode = _decode_dense if method == METHOD_DENSE else _decode_sparse
-    decode(params[position:], payload, base, _Items(size, bias), out)
+    if method == METHOD_DENSE:
+        base = memoryview(bytes(base)) if bases[0] is out else base
+        _decode_dense(params[position:], payload, base, _Items(size, bias), out)
+    else:
+        _decode_sparse(params[position:], payload, None if bases[0] is out else base, _Items(size, bias), out)
 
 
 class _Items(NamedTuple):
@@ -245,7 +249,8 @@ def _decode_dense(params: bytes, payload: memoryview, base: memoryview, kind: _I
     items -= items.dtype.type(kind.bias)
 
 
-def _decode_sparse(params: bytes, payload: memoryview, base: memoryview, kind: _Items, out: memoryview) -> None:
+def _decode_sparse(params: bytes, payload: memoryview, base: memoryview | None, kind: _Items, out: memoryview) -> None:
+    """`base` is None where `out` holds it already."""
     items = integers_in(out, kind.size)
     if len(params) < _SPARSE_HEAD.size:
         raise damaged("difference", f"{len(params)} bytes of parameters after the bias")
@@ -264,7 +269,8 @@ def _decode_sparse(params: bytes, payload: memoryview, base: memoryview, kind: _
     values = differences.view(np.uint8).data
     decode_part(params[gaps_end], params[gaps_end + 1 :], stored, values, "difference")
     differences -= items.dtype.type(kind.bias)
-    raw.copy_into(out, base)
+    if base is not None:
+        raw.copy_into(out, base)
     out[len(items) * kind.size :] = payload[tail_start:]
     if not changes.add(items, Changes(gaps, differences)):
         raise damaged("difference", "gaps that are 0 or lead outside")

@@ -21,6 +21,7 @@ Work is done in tiles that stay in the cache, with scratch that is allocated onc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,6 +100,16 @@ class _Scratch:
         return shorter
 
 
+class _Local(threading.local):
+    """Scratch of each thread, kept: its pages would cost as much as half of the arithmetic."""
+
+    def __init__(self) -> None:
+        self.scratch = _Scratch(TILE_COUNT)
+
+
+_local = _Local()
+
+
 def itemsize_of(kind: int, first_size: int) -> int:
     """Bytes per item of a prediction whose first operand has items of `first_size` bytes."""
     return 2 if kind == ROUNDING else first_size
@@ -116,7 +127,7 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
     Costs per MiB of float32 and core 0.5 ms for weights, 1 for moments. Releases the GIL.
     """
     kind = KINDS[formula.kind]
-    scratch = _Scratch(min(TILE_COUNT, len(out)))
+    scratch = _local.scratch
     with np.errstate(all="ignore"):
         for start in range(0, len(out), TILE_COUNT):
             tile = out[start : start + TILE_COUNT]
@@ -207,8 +218,9 @@ def _adam_weight(formula: Formula, inputs: Sequence[Array], out: Array, scratch:
         if formula.variant == 2:
             _round_to_bf16(values, change)
 
-    np.maximum(v, _SMALLEST_NORMAL, out=divisor)  # a subnormal one would be zero to some machines
-    np.sqrt(divisor, out=divisor)
+    if not v.min() >= _SMALLEST_NORMAL:  # a subnormal one would be zero to some machines; or there is a NaN
+        v = np.maximum(v, _SMALLEST_NORMAL, out=divisor)
+    np.sqrt(v, out=divisor)
     narrow(divisor)
     np.divide(divisor, correction, out=divisor)
     narrow(divisor)

@@ -305,9 +305,10 @@ def _decode(params: bytes, payload: memoryview, bases: Sequence[Buffer], out: me
         gradient = np.empty(count, "<u2")
         position, payload = _decode_gradient(params, position, payload, gradient)
         inputs.append(gradient)
-    base, predicted = _buffer_for(len(out), itemsize)
-    predict(formula, inputs, predicted)
-    decode_into(DIFFERENCE, 1, params[position:], payload, (base.data,), out)
+    predict(formula, inputs, integers_in(out, itemsize))
+    whole = count * itemsize
+    out[whole:] = bytes(len(out) - whole)  # zeros stand for what follows the items
+    decode_into(DIFFERENCE, 1, params[position:], payload, (out,), out)
 
 
 def _decode_gradient(params: bytes, position: int, payload: memoryview, gradient: Array) -> tuple[int, memoryview]:
