@@ -48,5 +48,12 @@ PEERS: dict[str, Make] = {
     "hf-xet": partial(repositories.HfXet, level=repositories.TORCH),
     "hf-xet-safetensors": partial(repositories.HfXet, level=repositories.SAFETENSORS),
 }
-EXTRA = ("zstd-patch19", "borg-safetensors", "restic-safetensors", "casync-safetensors", "hf-xet-safetensors")
+EXTRA = (
+    "zstd-patch9",
+    "zstd-patch19",
+    "borg-safetensors",
+    "restic-safetensors",
+    "casync-safetensors",
+    "hf-xet-safetensors",
+)
 DEFAULT = tuple(name for name in PEERS if name not in EXTRA)
