@@ -128,6 +128,7 @@ def decode_footer(footer: bytes, check: bytes, footer_offset: int, what: str) ->
             or not 0 <= row.plain_size <= OBJECT_SIZE_MAX
             or end + padding(end) > footer_offset
             or len(row.bases) % 32
+            or len(row.bases) > 255 * 32
         ):
             raise CorruptionError(f"{what}: footer row for {row.object_id.hex()[:12]} is impossible", what=what)
     return rows

@@ -233,20 +233,21 @@ def _count(txn: KvWriter, edges: Counter[ObjectId], change: int) -> list[ObjectI
 
     These pass it on to the bases that their records name: an object owns one edge to each, however many records do.
     """
-    ids = list(edges)
-    updates, flipped = [], []
-    bases: Counter[ObjectId] = Counter()
-    for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
-        count, places = decode_object(old) if old else (0, [])
-        new = max(0, count + change * edges[object_id])
-        updates.append((object_id, encode_object(new, places)))
-        if (new == 0) != (count == 0):
-            flipped.append(object_id)
-            bases.update(_bases_of(places))
-    txn.put_many("objects", updates)
-    if bases:
-        _count(txn, bases, change)
-    return flipped
+    first: list[ObjectId] | None = None
+    while edges:
+        ids = list(edges)
+        updates, flipped = [], []
+        bases: Counter[ObjectId] = Counter()
+        for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
+            count, places = decode_object(old) if old else (0, [])
+            new = max(0, count + change * edges[object_id])
+            updates.append((object_id, encode_object(new, places)))
+            if (new == 0) != (count == 0):
+                flipped.append(object_id)
+                bases.update(_bases_of(places))
+        txn.put_many("objects", updates)
+        first, edges = flipped if first is None else first, bases
+    return first or []
 
 
 def _bases_of(places: Sequence[Place]) -> set[ObjectId]:

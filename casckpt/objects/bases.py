@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from casckpt.codec.contract import CONSTANT
+from casckpt.codec.contract import CONSTANT, PREDICTION
 from casckpt.codec.level import DEPTH_MAX
 from casckpt.digest import digest
 from casckpt.errors import CorruptionError, IncompleteError, StorageError
@@ -27,6 +27,7 @@ class Standing(NamedTuple):
     object_id: ObjectId
     depth: int
     cost: int
+    codec: int
 
 
 class Bases:
@@ -61,19 +62,25 @@ class Bases:
         """The object as a base, if it may be one."""
         place = self._places.get(object_id)
         is_good = place is not None and not place.is_inline and self._present[object_id] and place.depth < DEPTH_MAX
-        return Standing(object_id, place.depth, place.cost) if place is not None and is_good else None
+        return Standing(object_id, place.depth, place.cost, place.codec) if place is not None and is_good else None
 
     def lineage(self, parent: ObjectId) -> list[Standing]:
-        """What a chunk may differ from: its parent, and the object without bases that the parent goes back to."""
+        """What a chunk may differ from: its parent, and the object without bases that the parent goes back to.
+
+        A predicted parent is none: behind it stand all operands of its step, which nothing else may need any more.
+        """
         found = []
         place = self._places.get(parent)
         if place is None or place.codec == CONSTANT:
             return []
-        root = parent
-        while place is not None and place.bases:
+        root, is_predicted = parent, False
+        for _ in range(DEPTH_MAX):  # a chain that is longer has no root that is worth it, or is a circle
+            if place is None or not place.bases:
+                break
+            is_predicted |= place.codec == PREDICTION
             root = place.bases[0]
             place = self._places.get(root)
-        for object_id in dict.fromkeys((parent, root)):
+        for object_id in (root,) if is_predicted else dict.fromkeys((parent, root)):
             standing = self.standing(object_id)
             found += [standing] if standing else []
         return found

@@ -5,20 +5,22 @@ once for each; so what shares bases is read as one *group*, in which every recor
 first, and a base's memory is used again as soon as nothing waits for it.
 
 Of an object's records the preferred one is taken, so depth falls along every chain (`index.tables.add_place`): the
-graph has no circle unless records were lost, and then it is no chain that any reader could follow.
+graph has no circle unless records were lost. Where that way is barred, `reach` and `settle` look at all records of
+everything below, from what needs no base upwards: whatever can be decoded is found, whatever the records say.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from casckpt.codec.contract import CONSTANT
 from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.ids import ObjectId, short
 from casckpt.index.kv import KvReader
-from casckpt.index.tables import Place, first_places
+from casckpt.index.tables import Place, decode_object, first_places
 from casckpt.limits import CHUNK_SIZE
 
 DEPTH_MAX = 64  # no encoder makes chains this long; a forged one ends here
@@ -40,6 +42,61 @@ def close(places: Iterable[Place], txn: KvReader) -> dict[ObjectId, Place]:
         new = {object_id: place for object_id, place in known if place is not None}
         found.update(new)
         level = {base for place in new.values() for base in place.bases}
+    return found
+
+
+def reach(ids: Iterable[ObjectId], txn: KvReader, stop: Container[ObjectId] = ()) -> dict[ObjectId, list[Place]]:
+    """All places of these objects and of everything below any of them, but not of or below what is in `stop`."""
+    found: dict[ObjectId, list[Place]] = {}
+    level = dict.fromkeys(each for each in ids if each not in stop)
+    for _ in range(DEPTH_MAX + 1):
+        if not level:
+            break
+        rows = zip(level, txn.get_many("objects", list(level)), strict=True)
+        new = {object_id: decode_object(row)[1] if row else [] for object_id, row in rows}
+        found.update(new)
+        bases = (base for places in new.values() for place in places for base in place.bases)
+        level = dict.fromkeys(base for base in bases if base not in found and base not in stop)
+    return found
+
+
+class Settled(NamedTuple):
+    """How an object can be decoded: from which place, and over how many bases below bases."""
+
+    place: Place
+    height: int
+
+
+def settle(
+    places: Mapping[ObjectId, Sequence[Place]],
+    is_good: Callable[[ObjectId, Place], bool],
+    known: Mapping[ObjectId, Settled],
+) -> dict[ObjectId, Settled]:
+    """Those of these objects that can be decoded, each by a place whose bases are among them or `known` already.
+
+    Args:
+        places: from `reach`; of those of an object that will do, the first is taken.
+        is_good: whether a record may be used, its bases aside.
+        known: what was settled before.
+
+    Cost: one pass where depths are true; else at most one for each of DEPTH_MAX levels.
+    """
+    found: dict[ObjectId, Settled] = {}
+    waiting = sorted(places, key=lambda each: min((place.depth for place in places[each]), default=0))
+    while waiting:
+        left = []
+        for object_id in waiting:
+            for place in places[object_id]:
+                below = [found.get(base) or known.get(base) for base in place.bases]
+                height = 1 + max((each.height for each in below if each is not None), default=-1)
+                if None not in below and height <= DEPTH_MAX and is_good(object_id, place):
+                    found[object_id] = Settled(place, height)
+                    break
+            else:
+                left.append(object_id)
+        if len(left) == len(waiting):
+            break
+        waiting = left
     return found
 
 
@@ -89,14 +146,17 @@ class Decoding:
         pending = list(wanted)
         while pending:
             object_id = pending.pop()
-            if object_id not in seen:
+            place = self._find(object_id)
+            if place is not None and object_id not in seen:
                 seen.add(object_id)
-                bases = self._place(object_id).bases
-                self._waiting.update(bases)
-                pending += bases
+                self._waiting.update(place.bases)
+                pending += place.bases
+
+    def _find(self, object_id: ObjectId) -> Place | None:
+        return self._wanted[object_id][0] if object_id in self._wanted else self._below.get(object_id)
 
     def _place(self, object_id: ObjectId) -> Place:
-        place = self._wanted[object_id][0] if object_id in self._wanted else self._below.get(object_id)
+        place = self._find(object_id)
         if place is None:
             raise IncompleteError(
                 f"base {short(object_id)} is in no pack or entry. Run `casckpt verify`.", object_id=object_id

@@ -84,9 +84,6 @@ class ObjectReader:
         if txn is None:
             with self._kv().read() as own:
                 return self.read(object_id, own)
-        return self._read_within(object_id, txn, 0)
-
-    def _read_within(self, object_id: ObjectId, txn: KvReader, depth: int) -> bytes:
         places = places_of(txn, object_id)
         if not places:
             snap = txn.get("snaps", object_id)
@@ -96,7 +93,7 @@ class ObjectReader:
                 )
             return self._read_snapshot(object_id, decode_snap(snap).seq)
         out = bytearray(places[0].plain_size)
-        self._fetch(object_id, memoryview(out), places, txn, depth)
+        self._fetch(object_id, memoryview(out), places, txn)
         return bytes(out)
 
     def _read_snapshot(self, object_id: ObjectId, seq: int) -> bytes:
@@ -205,19 +202,31 @@ class ObjectReader:
         """The hashed plain bytes of an object, or None when something on the way is bad."""
         try:
             plain = decoding.plain(object_id)
-        except (CorruptionError, IncompleteError):
-            return None
+        except CasckptError:
+            return None  # read by itself, it tells what is bad where
         return plain if len(plain) == size and digest(plain) == object_id else None
 
-    def _decode(self, object_id: ObjectId, place: Place, bases: Sequence[memoryview], out: memoryview) -> None:
+    def _decode(
+        self,
+        object_id: ObjectId,
+        place: Place,
+        bases: Sequence[memoryview],
+        out: memoryview,
+        txn: KvReader | None = None,
+    ) -> None:
         """Fill `out` from one record, not hashed."""
         if place.codec == CODEC_RAW:
-            self._read_raw(object_id, out, place, None)
+            self._read_raw(object_id, out, place, txn)
             return
-        header, payload = self._read_record(object_id, place, None)
+        header, payload = self._read_record(object_id, place, txn)
         if header.bases != place.bases:
-            raise CorruptionError(f"object {object_id.hex()[:12]}: other bases than the index has")
-        decode_into(header.codec, header.codec_version, header.params, payload, bases, out)
+            raise CorruptionError(
+                f"{self._where(place, txn)}: names other bases than the pack's table says", object_id=object_id
+            )
+        try:
+            decode_into(header.codec, header.codec_version, header.params, payload, bases, out)
+        except CorruptionError as error:
+            raise CorruptionError(f"object {object_id.hex()[:12]}: {error}", object_id=object_id) from error
 
     def _read_one(self, request: Request, places: list[Place]) -> None:
         object_id, size, pieces, _ = request
@@ -226,48 +235,70 @@ class ObjectReader:
                 f"chunk {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
             )
         if request.whole is not None:
-            self._fetch(object_id, request.whole, places, None, 0)
+            self._fetch(object_id, request.whole, places, None)
             return
         out = self._scratch("plain", size)
-        self._fetch(object_id, out, places, None, 0)
+        self._fetch(object_id, out, places, None)
         _scatter(out, pieces)
 
     # --- one object ---
 
-    def _fetch(
-        self, object_id: ObjectId, out: memoryview, places: Sequence[Place], txn: KvReader | None, depth: int
-    ) -> None:
+    def _fetch(self, object_id: ObjectId, out: memoryview, places: Sequence[Place], txn: KvReader | None) -> None:
         """Fill `out` from the first good place; a bad one is told when another one helps."""
-        first: CasckptError | None = None
+        if any(place.bases for place in places):
+            if txn is None:
+                with self._kv().read() as own:
+                    return self._fetch(object_id, out, places, own)
+            return self._fetch_based(object_id, out, txn)
+        errors: list[CasckptError] = []
         for place in places:
             try:
-                self._fetch_from(object_id, out, place, txn, depth)
+                self._fetch_from(object_id, place, (), out, txn)
             except CasckptError as error:
-                first = first or error
+                errors.append(error)
                 continue
-            if first is not None:
-                warnings.warn(
-                    f"a damaged copy was passed over, another one is good: {first}", StoreWarning, stacklevel=2
-                )
-            return
-        assert first is not None
-        raise first
+            return _tell_passed_over(errors)
+        raise errors[0]
 
-    def _fetch_from(self, object_id: ObjectId, out: memoryview, place: Place, txn: KvReader | None, depth: int) -> None:
+    def _fetch_based(self, object_id: ObjectId, out: memoryview, txn: KvReader) -> None:
+        """Fill `out`, whatever records of whatever is below are bad, while there are others.
+
+        Each try decodes every base once and hashes it; a record that turns out bad is left out of the next try.
+        """
+        places = graph.reach([object_id], txn)
+        bad: dict[tuple[ObjectId, Place], CasckptError] = {}
+
+        def decode(each: ObjectId, place: Place, bases: Sequence[memoryview], plain: memoryview) -> None:
+            try:
+                self._fetch_from(each, place, bases, plain, txn)
+            except CasckptError as error:
+                bad[each, place] = error
+                raise
+
+        while True:
+            settled = graph.settle(places, lambda each, place: (each, place) not in bad, {})
+            if object_id not in settled:
+                raise next(iter(bad.values()), None) or _undecodable(object_id, places)
+            below = {each: found.place for each, found in settled.items()}
+            tried = len(bad)
+            try:
+                graph.Decoding({object_id: (below[object_id], out)}, below, decode).plain(object_id)
+            except CasckptError:
+                if len(bad) == tried:
+                    raise
+                continue
+            return _tell_passed_over(list(bad.values()))
+
+    def _fetch_from(
+        self, object_id: ObjectId, place: Place, bases: Sequence[memoryview], out: memoryview, txn: KvReader | None
+    ) -> None:
+        """Fill `out` from one record, hashed."""
         if len(out) != place.plain_size:
             raise CorruptionError(
                 f"object {object_id.hex()[:12]}: {place.plain_size} plain bytes, expected {len(out)}",
                 object_id=object_id,
             )
-        if place.codec == CODEC_RAW:
-            self._read_raw(object_id, out, place, txn)
-        else:
-            header, payload = self._read_record(object_id, place, txn)
-            bases = self._read_bases(header, txn, depth)
-            try:
-                decode_into(header.codec, header.codec_version, header.params, payload, bases, out)
-            except CorruptionError as error:
-                raise CorruptionError(f"object {object_id.hex()[:12]}: {error}", object_id=object_id) from error
+        self._decode(object_id, place, bases, out, txn)
         found = digest(out)
         if found != object_id:
             where = self._where(place, txn)
@@ -283,19 +314,6 @@ class ObjectReader:
         count = file.read_into(out, offset + place.header_size)
         if count != len(out):
             raise self._short(object_id, file, offset, count)
-
-    def _read_bases(self, header: RecordHeader, txn: KvReader | None, depth: int) -> list[bytes]:
-        if not header.bases:
-            return []
-        if depth >= graph.DEPTH_MAX:
-            raise CorruptionError(
-                f"object {header.object_id.hex()[:12]}: its bases form a chain of more than {graph.DEPTH_MAX}",
-                object_id=header.object_id,
-            )
-        if txn is None:
-            with self._kv().read() as own:
-                return self._read_bases(header, own, depth)
-        return [self._read_within(base, txn, depth + 1) for base in header.bases]
 
     def _read_record(self, object_id: ObjectId, place: Place, txn: KvReader | None) -> tuple[RecordHeader, memoryview]:
         file, offset = self._file(place, txn)
@@ -403,6 +421,24 @@ class ObjectReader:
         """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
         with self._lock:
             self._files.clear()
+
+
+def _tell_passed_over(errors: Sequence[CasckptError]) -> None:
+    if errors:
+        warnings.warn(f"a damaged copy was passed over, another one is good: {errors[0]}", StoreWarning, stacklevel=4)
+
+
+def _undecodable(object_id: ObjectId, places: Mapping[ObjectId, Sequence[Place]]) -> CasckptError:
+    """Why an object cannot be decoded though no record was found bad."""
+    missing = next((each for each, found in places.items() if not found), None)
+    if missing is not None:
+        return IncompleteError(
+            f"base {missing.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=missing
+        )
+    return CorruptionError(
+        f"object {object_id.hex()[:12]}: its bases form a circle, or a chain of more than {graph.DEPTH_MAX}",
+        object_id=object_id,
+    )
 
 
 def _call(job: Callable[[], None]) -> None:

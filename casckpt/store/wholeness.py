@@ -11,7 +11,8 @@ files, no permission, a failing disk) raises StorageError: concluding from it wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -48,6 +49,17 @@ class Source(NamedTuple):
     is_pack: bool
 
 
+@dataclass(frozen=True)
+class _Bases:
+    """Bases looked at so far."""
+
+    good: dict[ObjectId, graph.Settled]
+    bad: dict[ObjectId, Flaw]
+
+    def __contains__(self, object_id: object) -> bool:
+        return object_id in self.good or object_id in self.bad
+
+
 class WholenessCheck:
     """Looks at each component and each file once; its answers are those of the moment it first looked.
 
@@ -61,7 +73,7 @@ class WholenessCheck:
         self._sizes: dict[str, int | None] = {}
         self._packs: dict[int, Flaw | None] = {}
         self._components: dict[ObjectId, Flaw | None] = {}
-        self._bases: dict[tuple[ObjectId, bool], Flaw | None] = {}
+        self._bases: dict[bool, _Bases] = {True: _Bases({}, {}), False: _Bases({}, {})}  # with marks looked at, or not
 
     # --- snapshots and components ---
 
@@ -111,33 +123,60 @@ class WholenessCheck:
         """For each object what is wrong with it; without `trust_marks`, damage on record is not looked at."""
         with self._keeper.kv.read() as txn:
             has_marks = trust_marks and self._has_marks(txn)
-            return [
-                self._object_flaw(object_id, row, txn, has_marks=has_marks)
-                for object_id, row in zip(ids, txn.get_many("objects", ids), strict=True)
-            ]
+            rows = zip(ids, txn.get_many("objects", ids), strict=True)
+            places = {object_id: decode_object(row)[1] if row else [] for object_id, row in rows}
+            below = {base for found in places.values() for place in found for base in place.bases}
+            bases = self._settle(below, txn, has_marks=has_marks) if below else self._bases[has_marks]
+            found = graph.settle(places, self._is_good(txn, has_marks=has_marks), bases.good)
+            return [None if each in found else self._why(each, places, bases, txn, has_marks=has_marks) for each in ids]
+
+    def _is_good(self, txn: KvReader, *, has_marks: bool) -> Callable[[ObjectId, Place], bool]:
+        def is_good(object_id: ObjectId, place: Place) -> bool:
+            return self._place_flaw(place, txn) is None and not (has_marks and self._mark(object_id, txn))
+
+        return is_good
 
     def _has_marks(self, txn: KvReader) -> bool:
         return txn.count("damage") > 0
 
-    def _object_flaw(self, object_id: ObjectId, row: bytes | None, txn: KvReader, *, has_marks: bool) -> Flaw | None:
-        places = decode_object(row)[1] if row else ()
-        flaw: Flaw | None = None
-        for place in places:
-            flaw = self._place_flaw(place, txn) or self._bases_flaw(place.bases, txn, has_marks=has_marks)
-            if flaw is None:
-                mark = txn.get("damage", object_id) if has_marks else None
-                return None if mark is None else _marked(object_id, mark)
-        return flaw or self._nowhere(object_id)
+    def _settle(self, ids: Iterable[ObjectId], txn: KvReader, *, has_marks: bool) -> _Bases:
+        """What is known of these bases and of all below them. Threads that look at one at once do it twice."""
+        bases = self._bases[has_marks]
+        places = graph.reach(ids, txn, bases)
+        bases.good.update(graph.settle(places, self._is_good(txn, has_marks=has_marks), bases.good))
+        for object_id in places:
+            if object_id not in bases.good:
+                bases.bad[object_id] = self._why(object_id, places, bases, txn, has_marks=has_marks)
+        return bases
 
-    def _bases_flaw(self, bases: Sequence[ObjectId], txn: KvReader, *, has_marks: bool) -> Flaw | None:
-        for base in bases:
-            key = base, has_marks
-            if key not in self._bases:
-                self._bases[key] = Flaw("damaged", f"object {short(base)} is decoded with itself")  # should it come up
-                self._bases[key] = self._object_flaw(base, txn.get("objects", base), txn, has_marks=has_marks)
-            if self._bases[key] is not None:
-                return self._bases[key]
-        return None
+    def _why(
+        self,
+        object_id: ObjectId,
+        places: Mapping[ObjectId, Sequence[Place]],
+        bases: _Bases,
+        txn: KvReader,
+        *,
+        has_marks: bool,
+    ) -> Flaw:
+        """The flaw of an object that is not here: its own, or that of the first base that is not."""
+        seen: set[ObjectId] = set()
+        while object_id not in seen:
+            seen.add(object_id)
+            if object_id in bases.bad:
+                return bases.bad[object_id]
+            flaws = [self._place_flaw(place, txn) for place in places.get(object_id, ())]
+            if None not in flaws:
+                return flaws[0] if flaws and flaws[0] else self._nowhere(object_id)
+            mark = self._mark(object_id, txn) if has_marks else None
+            if mark is not None:
+                return mark
+            needed = places[object_id][flaws.index(None)].bases
+            object_id = next((base for base in needed if base not in bases.good), object_id)
+        return Flaw("damaged", f"object {short(object_id)}: its bases form a circle, or a chain that is too long")
+
+    def _mark(self, object_id: ObjectId, txn: KvReader) -> Flaw | None:
+        mark = txn.get("damage", object_id)
+        return None if mark is None else _marked(object_id, mark)
 
     def _nowhere(self, object_id: ObjectId) -> Flaw:
         """Of an object that no file here holds: while files are missing, it may lie in one of them."""
@@ -203,7 +242,8 @@ class WholenessCheck:
         places = first_places(txn.get_many("objects", ids))
         here = [place for place in places if place is not None]
         below = graph.close(here, txn)
-        if len(here) < len(places) or any(base not in below for place in here for base in place.bases):
+        needed = {base for place in (*here, *below.values()) for base in place.bases}
+        if len(here) < len(places) or not needed <= below.keys():
             return None
         for place in (*here, *below.values()):
             if place.is_inline:
