@@ -65,6 +65,8 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
         if form is not None and form.rejected is not None:
             rejected = form.rejected
             break
+        if form is not None and not memory.is_worth(form, len(plain), limits.price):
+            form = None
         memory.learn_difference(form, len(plain))
         if form is not None and base.cost + memory.difference_cost <= limits.cost_max:
             return Best(form, number)

@@ -19,8 +19,10 @@ from casckpt.errors import InvalidInputError
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COSTS = {SECOND_MOMENT: 18, ADAM_WEIGHT: 10, FIRST_MOMENT: 14, ROUNDING: 6}
-_PREDICTION_COST = 10  # of a kind that is not among them
+PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDING: 5}
+_DENSE_COST = 15
+_PREDICTION_COST = 11  # of a kind that is not among them
+PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
 
 
@@ -29,6 +31,7 @@ class Level:
     """One trade of space for speed.
 
     Attributes:
+        price: share of a chunk that a base has to save for each unit of decoding cost that it adds.
         cost_max: mean decoding cost per chunk of a commit, in units of COST_UNIT. A restore then takes one more than
             this times that of plain bytes.
         standalone_gain: share of a chunk that an encoding without a base has to save.
@@ -40,6 +43,7 @@ class Level:
     """
 
     name: str
+    price: float
     cost_max: float
     standalone_gain: float
     operand_gain: float
@@ -51,9 +55,9 @@ class Level:
 LEVELS: Final[Mapping[str, Level]] = {
     level.name: level
     for level in (
-        Level("fast", 0.3, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
-        Level("balanced", 2.3, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
-        Level("small", 8.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
+        Level("fast", 0.1, 0.3, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
+        Level("balanced", 0.1, 2.3, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
+        Level("small", 0.03, 8.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
     )
 }
 DEFAULT_LEVEL = "balanced"
@@ -78,10 +82,10 @@ def decode_cost(encoded: Encoded, plain_size: int) -> int:
     share = encoded.stored_size / max(plain_size, 1)
     if encoded.codec == DIFFERENCE:
         is_sparse = encoded.params[1] == 1
-        return 1 + round(40 * share) if is_sparse else 16
+        return min(2 + round(450 * share), _DENSE_COST) if is_sparse else _DENSE_COST
     if encoded.codec == PREDICTION:
         return prediction_cost(encoded.params[0])
-    return {ZSTD: 2 + round(4 * share), PLANES: 12}[encoded.codec]
+    return {ZSTD: 2 + round(4 * share), PLANES: 11}[encoded.codec]
 
 
 def prediction_cost(kind: int) -> int:

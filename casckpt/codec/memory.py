@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
-from casckpt.codec.level import Level, decode_cost
+from casckpt.codec.level import COST_UNIT, PREDICTED_PRICE, Level, decode_cost
 
 FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
 MARGIN = 0.03  # of the chunk: what a base has to save, because every restore decodes it too
@@ -50,6 +50,12 @@ class Memory:
     def learn_alone(self, alone: Encoded, plain_size: int) -> None:
         """Remember what a chunk takes without a base."""
         self._alone_share = _share(alone, plain_size)
+
+    def is_worth(self, form: Encoded, plain_size: int, price: float) -> bool:
+        """Whether a form with a base saves enough for what it costs to decode."""
+        price = max(price, PREDICTED_PRICE) if self._prediction is not None else price
+        saved = self._alone_share - _share(form, plain_size)
+        return saved >= price * decode_cost(form, plain_size) / COST_UNIT
 
     def learn_difference(self, form: Encoded | None, plain_size: int) -> None:
         """Remember what a difference takes; None: too much."""
@@ -101,11 +107,19 @@ class Memory:
 
 
 class Limits(NamedTuple):
-    """What one chunk may cost: the level, the decoding cost in eighths, and whether others are predicted from it."""
+    """What one chunk may cost.
+
+    Attributes:
+        level: of its component.
+        cost_max: decoding cost in eighths.
+        is_operand: whether others are predicted from it.
+        price: share of the chunk that a base has to save for each unit of cost.
+    """
 
     level: Level
     cost_max: int
     is_operand: bool = False
+    price: float = 0.0
 
     @property
     def gain_min(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from casckpt.codec.contract import Encoded
+from casckpt.codec.contract import PREDICTION, Encoded
 from casckpt.codec.level import COST_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
 from casckpt.codec.models import Model
@@ -142,6 +142,7 @@ class _Batch:
         self._ids = ids
         self._new = set(new)
         self._stored: dict[int, Standing] = {}  # what this batch has encoded
+        self._continued: set[int] = set()  # of these, what is built on its content in the parent snapshot
         self._bases: Bases | None = None
         if encoder.reader is not None:
             wanted: dict[ObjectId, ReadParent | None] = {}
@@ -193,7 +194,10 @@ class _Batch:
         task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
         if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW and digest(plain) != object_id:
             raise moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
-        self._stored[at] = Standing(object_id, outcome.depth, outcome.cost)
+        assert outcome.encoded is not None
+        self._stored[at] = Standing(object_id, outcome.depth, outcome.cost, outcome.encoded.codec)
+        if outcome.bases[:1] == (task.known_id,):
+            self._continued.add(at)
         return outcome
 
     def _predicted(self, at: int) -> Outcome | None:
@@ -218,7 +222,6 @@ class _Batch:
         task = self._tasks[at]
         prediction = task.predictions[number]
         standings: list[Standing] = []
-        extra: list[Standing] = []
         operands = []
         for ref in prediction.operands:
             chunks = []
@@ -232,10 +235,11 @@ class _Batch:
                 if view is None:
                     return None
                 standings.append(standing)
-                extra += [standing] if ref.is_before else []
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
-        depth, cost = inherit(standings, extra, prediction_cost(prediction.models[0].kind))
+        depth, cost = inherit(standings, self._extra(at, number, bases), prediction_cost(prediction.models[0].kind))
+        if cost > task.limits.cost_max:
+            return None
         memory = task.memory
         ceiling = memory.ceiling(task.size, min(memory.difference_share, 1 - task.limits.gain_min))
         hint = memory.prediction_hint(number)
@@ -245,6 +249,26 @@ class _Batch:
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
         ids = tuple(standing.object_id for standing in standings)
         return Outcome(at, self._ids[at], task.size, form, ids, depth, min(cost, COST_MAX), is_tied)
+
+    def _extra(self, at: int, number: int, bases: Bases) -> list[Standing]:
+        """What a restore of the snapshot decodes only because this chunk is predicted.
+
+        Its own content in the parent, and other operands there, unless what they became is built on them anyway. And
+        when its own was predicted too, what that was predicted from, if no operand of today leads there.
+        """
+        operands = self._tasks[at].operands(number)
+        before = {each for each, is_before in operands if is_before}
+        now = {each for each, is_before in operands if not is_before and each in self._new}
+        extra = {at} | (before - self._continued - {at})
+        own = self._standing_before(at, bases)
+        if now and own is not None and own.codec == PREDICTION and not now & self._continued:
+            extra |= now
+        found = (self._standing_before(each, bases) for each in extra)
+        return [standing for standing in found if standing is not None]
+
+    def _standing_before(self, at: int, bases: Bases) -> Standing | None:
+        known_id = self._tasks[at].known_id
+        return bases.standing(known_id) if known_id is not None else None
 
     def _best(self, at: int) -> Outcome:
         from casckpt.codec.best import Base, encode_best

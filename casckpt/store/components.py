@@ -237,7 +237,7 @@ class Components:
         costs = _cost_limits([(levels[name], plan.chunks) for name, plan in plans.items()])
         tasks = []
         for name, plan in plans.items():
-            limits = Limits(levels[name], costs[levels[name]])
+            limits = Limits(levels[name], *costs[levels[name]])
             previous = draft.previous.get(name)
             if previous is not None and not _is_laid_out_alike(previous, plan.captured):
                 previous = None
@@ -296,27 +296,28 @@ class Components:
             )
 
 
-def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, int]:
-    """For each level what a chunk may cost to decode, so that a restore of all keeps the level's mean.
+def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, tuple[int, bool, float]]:
+    """For each level what a chunk may cost to decode, so that a restore of all keeps the level's mean; and the price.
 
     What chunks that want no base cost anyway is taken from the whole; the others share the rest. A small state may cost
-    more: its restore is mostly that of opening the store.
+    more, at a lower price: its restore is mostly that of opening the store.
     """
     sizes: dict[Level, int] = {}
     spent: dict[Level, int] = {}
     wanting: dict[Level, int] = {}
     for level, chunks in parts:
         for chunk in chunks:
-            sizes[level] = sizes.get(level, OPENING_SIZE) + chunk.size
+            sizes[level] = sizes.get(level, 0) + chunk.size
             if chunk.memory.wants_bases:
                 wanting[level] = wanting.get(level, 0) + chunk.size
             else:
                 spent[level] = spent.get(level, 0) + chunk.size * chunk.memory.cost
     found = {}
     for level, size in sizes.items():
-        mean = round(level.cost_max * COST_UNIT)
-        left = level.cost_max * COST_UNIT * size - spent.get(level, 0)
-        found[level] = min(round(left / wanting[level]) if level in wanting else mean, COST_MAX)
+        mean = level.cost_max * COST_UNIT
+        left = mean * (size + OPENING_SIZE) - spent.get(level, 0)
+        cost = left / wanting[level] if level in wanting else mean
+        found[level] = min(round(cost), COST_MAX), False, level.price * size / (size + OPENING_SIZE)
     return found
 
 
