@@ -51,7 +51,7 @@ def bounded_memory() -> Iterator[None]:
 
 def check_refused(path: Path, kinds: Any = (CorruptionError, IncompleteError)) -> None:
     """The component with forged chunks is refused by name, everywhere; the other one is as it was."""
-    with bounded_memory(), open_store(path) as store:
+    with open_store(path) as store:
         assert store.steps() == [1]
         with pytest.raises(kinds, match="step 1") as caught:
             store.restore(1)
@@ -79,7 +79,7 @@ def check_continued(store: Any) -> None:
 
 
 def check_restored(path: Path) -> None:
-    with bounded_memory(), open_store(path) as store:
+    with open_store(path) as store:
         assert unlike(STATE, store.restore(1)) is None
         assert store.verify(read_data=True).ok
         check_continued(store)
@@ -99,7 +99,8 @@ def chain(length: int, depth: Any = lambda at: at) -> list[Forged]:
 @pytest.mark.parametrize("length", [65, 1000])
 def test_chain_that_no_encoder_makes_is_refused(forged: Path, length: int, depth: Any) -> None:
     forge(forged, chain(length, depth))
-    check_refused(forged)
+    with bounded_memory():
+        check_refused(forged)
 
 
 @pytest.mark.parametrize("depth", [lambda at: at, lambda at: 0, lambda at: 255], ids=["true", "0", "255"])
@@ -129,7 +130,8 @@ def test_tower_that_doubles_is_decoded_once_a_floor(forged: Path, height: int) -
 @pytest.mark.parametrize("height", [2, 40, 63])
 def test_tower_on_a_damaged_object_is_refused_at_once(forged: Path, height: int) -> None:
     forge(forged, tower(height, is_good=False))
-    check_refused(forged)
+    with bounded_memory():
+        check_refused(forged)
 
 
 def test_tower_whose_every_floor_has_a_second_record_is_refused_at_once(forged: Path) -> None:
