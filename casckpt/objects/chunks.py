@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
 from casckpt.codec.level import COST_MAX, decode_cost, prediction_cost
@@ -23,6 +23,9 @@ from casckpt.ids import ObjectId
 from casckpt.limits import BATCH_SIZE
 from casckpt.objects.bases import Bases, IsPresent, ReadParent, Standing, inherit
 from casckpt.objects.reader import ObjectReader
+
+if TYPE_CHECKING:  # loads NumPy
+    from casckpt.codec.prediction import Operand
 
 
 class OperandRef(NamedTuple):
@@ -127,6 +130,15 @@ class ChunkEncoder:
         return found
 
 
+class _Inputs(NamedTuple):
+    """What one chunk is predicted from, and depth and cost of its record."""
+
+    operands: Sequence[Operand]
+    bases: tuple[ObjectId, ...]
+    depth: int
+    cost: int
+
+
 class _Batch:
     """The new chunks of one batch."""
 
@@ -206,18 +218,23 @@ class _Batch:
         if bases is None:
             return None
         memory = self._tasks[at].memory
-        tried = [number for number in self._candidates(at) if self._is_predictable(at, number, bases)]
-        for number in tried:
-            outcome = self._predict(at, number, bases)
+        has_failed = False
+        for number in self._candidates(at):
+            inputs = self._inputs(at, number, bases) if self._is_predictable(at, number, bases) else None
+            if inputs is None:
+                continue  # not now: that says nothing of whether it would hold
+            outcome = self._predict(at, number, inputs)
             if outcome is not None:
                 memory.learn_prediction(number)
                 return outcome
-        if tried:
+            has_failed = True
+        if has_failed:
             memory.learn_prediction(None)
         return None
 
-    def _predict(self, at: int, number: int, bases: Bases) -> Outcome | None:
-        from casckpt.codec.prediction import Operand, encode_prediction
+    def _inputs(self, at: int, number: int, bases: Bases) -> _Inputs | None:
+        """What a chunk is predicted from, unless something is missing or it would cost too much."""
+        from casckpt.codec.prediction import Operand
 
         task = self._tasks[at]
         prediction = task.predictions[number]
@@ -240,15 +257,20 @@ class _Batch:
         depth, cost = inherit(standings, self._extra(at, number, bases), prediction_cost(prediction.models[0].kind))
         if cost > task.limits.cost_max:
             return None
-        memory = task.memory
+        return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
+
+    def _predict(self, at: int, number: int, inputs: _Inputs) -> Outcome | None:
+        from casckpt.codec.prediction import encode_prediction
+
+        task, memory = self._tasks[at], self._tasks[at].memory
         ceiling = memory.ceiling(task.size, min(memory.difference_share, 1 - task.limits.gain_min))
         hint = memory.prediction_hint(number)
-        form = encode_prediction(self._plains[at], prediction.models, operands, hint, ceiling=ceiling)
+        models = task.predictions[number].models
+        form = encode_prediction(self._plains[at], models, inputs.operands, hint, ceiling=ceiling)
         if form is None or form.rejected is not None:
             return None
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
-        ids = tuple(standing.object_id for standing in standings)
-        return Outcome(at, self._ids[at], task.size, form, ids, depth, min(cost, COST_MAX), is_tied)
+        return Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost, is_tied)
 
     def _extra(self, at: int, number: int, bases: Bases) -> list[Standing]:
         """What a restore of the snapshot decodes only because this chunk is predicted.
