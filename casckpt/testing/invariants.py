@@ -50,6 +50,7 @@ def check_store(path: str, oracle: Rehearsal) -> None:
     shutil.rmtree(os.path.join(path, "index"), ignore_errors=True)
     with casckpt.open(path) as store:
         check_snapshots(store, acknowledged, possible)
+        check_depths(store)
         _check_index(path, before, index_counts(store))
     _check_acts(path, oracle)
 
@@ -76,16 +77,39 @@ def _check_acts(path: str, oracle: Rehearsal) -> None:
 
 
 def check_usable(path: str, run: str = "main") -> None:
-    """A new commit on top of whatever is there works and restores. Changes the store.
+    """New commits on top of whatever is there work and restore. Changes the store.
 
     Raises:
-        InvariantError: I2.
+        InvariantError: I2 or I8.
     """
     with casckpt.open(path, run=run) as store:
-        store.resume("latest") if store.steps() else None
-        snapshot = store.commit(1000, tree("main", 999))
-        problem = difference(tree("main", 999), store.restore(snapshot.id))
-        _demand(problem is None, "I2", f"a commit after the fault is wrong: {problem}")
+        last = 0
+        if store.steps():
+            store.resume("latest")
+            last = store.snapshot("latest").step
+        for step in (last + 1, last + 2):
+            snapshot = store.commit(step, tree(run, step))
+            problem = difference(tree(run, step), store.restore(snapshot.id))
+            _demand(problem is None, "I2", f"a commit after the fault is wrong: {problem}")
+        check_depths(store)
+
+
+def check_depths(store: Any) -> None:
+    """Depth falls from every record that a restore prefers to each of its bases, and none of these is only inline.
+
+    Raises:
+        InvariantError: I8.
+    """
+    with store._keeper.kv.read() as txn:
+        places = {key: decode_object(row)[1] for key, row in txn.scan("objects")}
+    for object_id, found in places.items():
+        for base in found[0].bases if found else ():
+            below = places.get(base)
+            what = f"object {object_id.hex()[:12]} of depth {found[0].depth} is decoded from {base.hex()[:12]}"
+            if not below:
+                raise InvariantError(f"I8: {what}, which is nowhere")
+            _demand(below[0].depth < found[0].depth, "I8", f"{what} of depth {below[0].depth}")
+            _demand(any(not place.is_inline for place in below), "I8", f"{what}, which is in no pack")
 
 
 def check_snapshots(store: Any, acknowledged: Mapping[Key, Any], possible: Mapping[Key, Any]) -> None:

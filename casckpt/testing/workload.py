@@ -1,4 +1,7 @@
-"""A small history that touches every kind of timeline entry and both kinds of commit.
+"""Two small histories: one that touches every kind of timeline entry and both kinds of commit, one of a training.
+
+HISTORY has content that no encoding shrinks. TRAINING drifts as training does, so that its commits store differences
+and predictions, in chains, on a branch, and from the buffers of background commits.
 
 Acts are independent of each other's handles: each can be repeated on a fresh handle after it failed, because it first
 goes back to the snapshot that it builds on. All content is a function of run and step, so that the expected tree of
@@ -7,18 +10,23 @@ every commit is known without running anything. NumPy only: a process that runs 
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 import casckpt
+from casckpt.limits import PREDICTED_SIZE_MIN
 
 Key: TypeAlias = tuple[str, int]
 """Run and step: unique in this history, across branches too."""
 
 RUNS = ("main", "second")
+LEARNER = "learner"
+"""The run of TRAINING."""
+
 _WEIGHTS = 9_000  # float32: 36 KB per array, so that three new ones do not fit into a timeline entry
 
 
@@ -31,7 +39,7 @@ class Act(NamedTuple):
         do: performs it on a handle in the right position.
         holds: whether its effect can be seen in an open store of its run.
         parent: step that a new handle must go back to first; None for acts that need no position.
-        commits: key of the snapshot it makes, or None.
+        commits: keys of the snapshots it makes, in order.
         retires: key of the snapshot that need not be listed any more once it was begun, or None.
     """
 
@@ -40,12 +48,14 @@ class Act(NamedTuple):
     do: Callable[[Any], Any]
     holds: Callable[[Any], bool]
     parent: int | None = None
-    commits: Key | None = None
+    commits: tuple[Key, ...] = ()
     retires: Key | None = None
 
 
 def tree(run: str, step: int) -> dict[str, Any]:
-    """The state that `run` commits at `step`: weights change at every third step, the rest always."""
+    """The state that `run` commits at `step`. In HISTORY weights change at every third step, the rest always."""
+    if run == LEARNER:
+        return _learner(step)
     weights = _noise(RUNS.index(run) * 100 + step - step % 3)
     return {  # components in the order of their names, as they come back
         "counters": {"step": step, "run": run, "rng": _noise(1000 + step)[:64].copy(), "done": np.zeros(5, bool)},
@@ -80,7 +90,7 @@ def _commit(run: str, step: int, parent: int | None = None, *, goes_back: bool =
             each.labels == notes.get("labels", {}) for each in found
         )
 
-    return Act(f"commit {step} of {run}", run, do, holds, parent, (run, step))
+    return Act(f"commit {step} of {run}", run, do, holds, parent, ((run, step),))
 
 
 HISTORY: tuple[Act, ...] = (
@@ -112,6 +122,76 @@ HISTORY: tuple[Act, ...] = (
 )
 
 
+# --- a training ---
+
+_DRIFTING = 16_500  # float32: just over the size from which a block has chunks of its own
+_BETAS, _RATE, _EPS, _DECAY = (0.9, 0.999), 1e-3, 1e-8, 0.01
+
+
+@functools.cache
+def _moments(step: int) -> tuple[Any, Any, Any]:
+    """Weight, first and second moment after `step` steps of AdamW, in float32 and in the order of torch's kernels."""
+    weight = _noise(7)[np.arange(_DRIFTING) % _WEIGHTS] * np.float32(0.1)
+    if step == 0:
+        return weight, np.zeros_like(weight), np.zeros_like(weight)
+    before, first, second = _moments(step - 1)
+    single = np.float32
+    gradient = (weight + np.resize(_noise(500 + step), _DRIFTING) * single(0.01)) * single(0.1)
+    first = first + (gradient - first) * single(1 - _BETAS[0])
+    second = second * single(_BETAS[1]) + gradient * single(1 - _BETAS[1]) * gradient
+    divisor = np.sqrt(second) / single((1 - _BETAS[1] ** step) ** 0.5) + single(_EPS)
+    after = before * single(1 - _RATE * _DECAY) + first * single(-_RATE / (1 - _BETAS[0] ** step)) / divisor
+    return after, first, second
+
+
+def _learner(step: int) -> dict[str, Any]:
+    """AdamW's state, its weights, a table of which a few entries change, and enough else to be worth predicting."""
+    weight, first, second = _moments(step)
+    table = np.arange(_DRIFTING, dtype=np.int32)
+    for each in range(1, step + 1):
+        table[each * 37 % 101 :: 997] += each
+    group = {"lr": _RATE, "betas": _BETAS, "eps": _EPS, "weight_decay": _DECAY, "amsgrad": False, "maximize": False}
+    slots = {0: {"step": float(step), "exp_avg": first.copy(), "exp_avg_sq": second.copy()}}
+    return {
+        "optimizer": {"state": slots, "param_groups": [{**group, "params": [0]}]},
+        "policy": {"weight": weight.copy(), "table": table},
+        "replay": {"frames": np.zeros(PREDICTED_SIZE_MIN, np.uint8), "position": step},
+    }
+
+
+def _commit_together(steps: Sequence[int], parent: int) -> Act:
+    """Background commits that are staged while those before them are written."""
+
+    def do(store: Any) -> Any:
+        handles = [store.commit_async(step, tree(LEARNER, step)) for step in steps if step not in store.steps()]
+        for handle in handles:
+            if handle.exception() is not None:
+                store.wait()  # the same error for all of them, which are then seen
+            handle.result()
+
+    keys = tuple((LEARNER, step) for step in steps)
+    return Act(f"commit {steps} of {LEARNER} in the background", LEARNER, do, lambda store: True, parent, keys)
+
+
+TRAINING: tuple[Act, ...] = (
+    _commit(LEARNER, 1),
+    _commit(LEARNER, 2, 1),  # differences to 1
+    _commit(LEARNER, 3, 2),  # one step on: predictions
+    _commit_together((4, 5, 6), 3),  # bases in the buffers that the third writes over
+    _commit(LEARNER, 8, 6),  # two steps on: differences only
+    _commit(LEARNER, 7, 3, goes_back=True),  # another branch, from the middle of the chain
+    Act(
+        "retire 3 of the learner",
+        LEARNER,
+        lambda store: store.retire(3),
+        lambda store: 3 not in store.steps(),
+        retires=(LEARNER, 3),
+    ),
+    _commit(LEARNER, 9, 7),
+)
+HISTORIES = {"every kind of entry": HISTORY, "training": TRAINING}
+
+
 class Rehearsal:
     """Performs acts on handles of its own, and keeps the oracle of what the store then owes.
 
@@ -139,24 +219,24 @@ class Rehearsal:
         self._mark(("begin", act.name))
         if act.run not in self._handles:
             store = self._handles[act.run] = self._open_store(act.run)
-            is_there = act.commits is not None and act.commits[1] in store.steps()
+            there = [step for _, step in act.commits if step in store.steps()]
             if act.parent is not None:
-                store.resume(act.commits[1] if act.commits and is_there else act.parent)
+                store.resume(there[-1] if there else act.parent)
         act.do(self._handles[act.run])
         self.finish(act)
         self._mark(("done", act.name))
 
     def begin(self, act: Act) -> None:
         """Note that an act may have happened."""
-        if act.commits:
-            self.possible[act.commits] = tree(*act.commits)
+        for key in act.commits:
+            self.possible[key] = tree(*key)
         if act.retires:
             self.acknowledged.pop(act.retires, None)
 
     def finish(self, act: Act) -> None:
         """Note that an act was acknowledged."""
-        if act.commits:
-            self.acknowledged[act.commits] = self.possible[act.commits]
+        for key in act.commits:
+            self.acknowledged[key] = self.possible[key]
         self.done.append(act)
 
     def close(self) -> None:
@@ -173,25 +253,26 @@ class Rehearsal:
 
 def oracle_of(marks: Iterable[tuple[str, str]]) -> Rehearsal:
     """What a store owes after these marks of a rehearsal; it has no handles."""
-    by_name = {act.name: act for act in HISTORY}
+    by_name = {act.name: act for history in HISTORIES.values() for act in history}
     oracle = Rehearsal(lambda run: None)
     for what, name in marks:
         (oracle.begin if what == "begin" else oracle.finish)(by_name[name])
     return oracle
 
 
-def main(path: str, marks: str) -> None:
-    """Run the history on a new store at `path`, appending marks to a file; the store is opened again half way."""
+def main(path: str, marks: str, name: str = "every kind of entry") -> None:
+    """Run a history on a new store at `path`, appending marks to a file; the store is opened again half way."""
+    history = HISTORIES[name]
     with (
         open(marks, "a", buffering=1) as log,
         Rehearsal(
             lambda run: casckpt.open(path, create=True, run=run), lambda mark: print(*mark, sep="\t", file=log)
         ) as rehearsal,
     ):
-        for act in HISTORY[:4]:
+        for act in history[:4]:
             rehearsal.perform(act)
         rehearsal.close()
-        for act in HISTORY[4:]:
+        for act in history[4:]:
             rehearsal.perform(act)
 
 

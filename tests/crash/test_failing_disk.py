@@ -25,12 +25,12 @@ from casckpt.testing.failing import (
 )
 from casckpt.testing.invariants import check_promises, check_store, check_usable
 from casckpt.testing.trees import difference
-from casckpt.testing.workload import HISTORY, Rehearsal, tree
+from casckpt.testing.workload import HISTORIES, HISTORY, TRAINING, Rehearsal, tree
 from casckpt.testing.wrapping import READING
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
-QUICK_STRIDE, THOROUGH_STRIDE = 37, 5
+QUICK_STRIDES, THOROUGH_STRIDE = {"every kind of entry": 37, "training": 59}, 5
 MODES: dict[str, Callable[[int], FailingFileSystem]] = {
     "EIO once": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO),
     "EIO for ever": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO, is_forever=True),
@@ -45,10 +45,10 @@ def _opener(path: str, fs: Any) -> Callable[[str], Any]:
     return lambda run: casckpt.open(path, create=True, run=run, system=System(file_system=fs))
 
 
-def _operation_count(path: Path) -> int:
+def _operation_count(path: Path, history: str) -> int:
     fs = CountingFileSystem(LocalFileSystem())
     with Rehearsal(_opener(str(path), fs)) as rehearsal:
-        for act in HISTORY:
+        for act in HISTORIES[history]:
             rehearsal.perform(act)
     return fs.count
 
@@ -58,13 +58,13 @@ def _check(path: str, oracle: Rehearsal, number: int) -> None:
     (check_store if number % THOROUGH_STRIDE == 1 else check_promises)(path, oracle)
 
 
-def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], number: int) -> None:
+def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], number: int, history: str) -> None:
     """The history on a bad disk. An act that fails is repeated on the same handle; from where that fails too, the
     disk counts as broken for good, and the rest is done on a good one."""
     bad, good = Rehearsal(_opener(path, fs)), Rehearsal(_opener(path, LocalFileSystem()))
     good.acknowledged, good.possible, good.done = bad.acknowledged, bad.possible, bad.done  # one oracle
     with bad, good:
-        for at, act in enumerate(HISTORY):
+        for at, act in enumerate(HISTORIES[history]):
             try:
                 bad.perform(act)
                 continue
@@ -75,41 +75,43 @@ def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], numbe
             except expected:
                 bad.close()
                 check_promises(path, good)
-                for left in HISTORY[at:]:
+                for left in HISTORIES[history][at:]:
                     good.perform(left)
                 break
     _check(path, good, number)
-    assert [act.name for act in good.done] == [act.name for act in HISTORY]
+    assert [act.name for act in good.done] == [act.name for act in HISTORIES[history]]
 
 
+@pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("mode", MODES)
-def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
-    _sweep(tmp_path, mode, QUICK_STRIDE)
+def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Path, mode: str, history: str) -> None:
+    _sweep(tmp_path, mode, history, QUICK_STRIDES[history])
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
-    _sweep(tmp_path, mode, 1)
+def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: Path, mode: str, history: str) -> None:
+    _sweep(tmp_path, mode, history, 1)
 
 
-def _sweep(tmp_path: Path, mode: str, stride: int) -> None:
-    for n in range(1, _operation_count(tmp_path / "counted") + 1, stride):
+def _sweep(tmp_path: Path, mode: str, history: str, stride: int) -> None:
+    for n in range(1, _operation_count(tmp_path / "counted", history) + 1, stride):
         fs = MODES[mode](n)
         wanted = OutOfSpaceError if mode.startswith("ENOSPC") else StorageError
         try:
-            _run(str(tmp_path / str(n)), fs, wanted, n)
-            check_usable(str(tmp_path / str(n)))
+            _run(str(tmp_path / str(n)), fs, wanted, n, history)
+            check_usable(str(tmp_path / str(n)), HISTORIES[history][0].run)
         except Exception as error:
             raise AssertionError(f"{mode} at operation {n} ({fs.struck}): {error!r}") from error
         assert fs.was_hit
 
 
-def _interrupted(path: str, fs: CountingFileSystem, number: int) -> None:
+def _interrupted(path: str, fs: CountingFileSystem, number: int, history: str) -> None:
     rehearsal = Rehearsal(_opener(path, fs))
     with rehearsal:
-        for act in HISTORY:
+        for act in HISTORIES[history]:
             try:
                 rehearsal.perform(act)
             except KeyboardInterrupt:
@@ -117,25 +119,27 @@ def _interrupted(path: str, fs: CountingFileSystem, number: int) -> None:
     _check(path, rehearsal, number)
 
 
-def _sweep_interrupts(tmp_path: Path, stride: int) -> None:
-    count = _operation_count(tmp_path / "counted")
+def _sweep_interrupts(tmp_path: Path, history: str, stride: int) -> None:
+    count = _operation_count(tmp_path / "counted", history)
     for n in range(1, count + 1, stride):
         fs = InterruptingFileSystem(LocalFileSystem(), at=n)
         try:
-            _interrupted(str(tmp_path / str(n)), fs, n)
+            _interrupted(str(tmp_path / str(n)), fs, n, history)
         except BaseException as error:
             raise AssertionError(f"SIGINT at operation {n} ({fs.struck}): {error!r}") from error
         assert fs.was_hit
 
 
-def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_path: Path) -> None:
-    _sweep_interrupts(tmp_path, QUICK_STRIDE)
+@pytest.mark.parametrize("history", HISTORIES)
+def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_path: Path, history: str) -> None:
+    _sweep_interrupts(tmp_path, history, QUICK_STRIDES[history])
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path) -> None:
-    _sweep_interrupts(tmp_path, 1)
+@pytest.mark.parametrize("history", HISTORIES)
+def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path, history: str) -> None:
+    _sweep_interrupts(tmp_path, history, 1)
 
 
 @pytest.mark.parametrize("position", [0.0, 0.0008, 0.3, 0.9, 0.995, 0.9999])  # headers, payloads, footer, trailer
@@ -157,7 +161,7 @@ def test_write_that_lies_into_a_pack_is_caught_before_the_commit(tmp_path: Path,
 def test_reads_that_fail_raise_and_change_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     with Rehearsal(_opener(path, LocalFileSystem())) as oracle:
-        for act in HISTORY:
+        for act in (*HISTORY[:4], *TRAINING[:3]):
             oracle.perform(act)
     fs = CountingFileSystem(LocalFileSystem(), operations=READING)
     _read_everything(path, fs)

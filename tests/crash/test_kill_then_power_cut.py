@@ -19,7 +19,7 @@ from casckpt.storage.process import System
 from casckpt.testing.failing import COUNTED, CountingFileSystem
 from casckpt.testing.invariants import check_promises
 from casckpt.testing.recording import Mark, RecordingFileSystem, crash_states
-from casckpt.testing.workload import HISTORY, Act, Rehearsal, oracle_of
+from casckpt.testing.workload import HISTORY, TRAINING, Act, Rehearsal, oracle_of
 from casckpt.testing.wrapping import MUTATING, Operation
 
 T = TypeVar("T")
@@ -107,6 +107,13 @@ def test_kill_before_a_folder_sync_and_a_power_cut_lose_nothing_acknowledged(tmp
 @pytest.mark.timeout(900)
 def test_every_kill_followed_by_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
     _sweep(tmp_path, HISTORY[:3])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_every_kill_in_a_training_followed_by_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """The second process builds on bases whose names the first one may not have made durable."""
+    _sweep(tmp_path, TRAINING[:4], {"sync_folder", "rename", "link"})
 
 
 @pytest.mark.full
