@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import commit, footprint, restore, scale, stall
+from benchmarks import chains, commit, footprint, restore, scale, stall
 from benchmarks._harness import MIB, Measurement, Settings
 from benchmarks._machine import facts, file_system
 
@@ -26,6 +26,7 @@ ROWS: dict[str, Row] = {
     "T3": stall.stall,
     "T3w": stall.training,
     "T4": restore.restore,
+    "T5": chains.chains,
     "T7": commit.light,
     "T8": scale.scale,
     "T10": footprint.memory,
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small states, few repetitions, no training row")
     parser.add_argument("--size-mb", type=int, help="bytes of the large states, in MiB (default 512; quick 64)")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where to write: a folder on a real disk")
+    parser.add_argument("--corpora", metavar="DIR", help="where T5 finds or builds its series (default: tiny ones)")
     parser.add_argument("--json", metavar="FILE", help="write everything there too")
     return parser
 
@@ -86,7 +88,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     chosen = dict(QUICK) if options.quick else {}
     if options.size_mb:
         chosen["size_bytes"] = options.size_mb * MIB
-    return Settings(folder=options.folder, **chosen)
+    return Settings(folder=options.folder, corpora=options.corpora, **chosen)
 
 
 def _table(found: list[Measurement]) -> Table:
@@ -94,7 +96,7 @@ def _table(found: list[Measurement]) -> Table:
     for title in ("row", "case", "subject", "baseline", "figure", "spread", "n", "target", "reached"):
         table.add_column(title, justify="right" if title in ("figure", "spread", "n", "target") else "left")
     for each in found:
-        target = "" if each.target is None else f"≤ {each.target:g}"
+        target = "" if each.target is None else f"{'≥' if each.is_floor else '≤'} {each.target:g}"
         table.add_row(
             each.row,
             each.case,
