@@ -28,6 +28,9 @@ REPOSITORY = "repository"  # from pieces that snapshots share; none needs anothe
 BOUNDED = "bounded differences"  # from pieces, some of which are differences to others, up to a stated depth
 REPLAY = "chain replay"  # from the first snapshot and every difference after it
 
+FILE_DURABILITY = "none of its own; added: fsync of the file, rename, fsync of the folder"
+SYNCED = "none in a local folder; added: sync of the file system, cheaper than fsync of each new file"
+
 
 def nothing_left() -> None:
     """What `begin` returns when it was durable already."""

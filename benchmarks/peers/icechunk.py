@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers._arrays import Array, to_array, to_tensor
-from benchmarks.peers._disk import Syncer
+from benchmarks.peers._disk import sync_file_system
 from benchmarks.peers._tree import dtype_name, flatten, unflatten
-from benchmarks.peers.contract import REPOSITORY, Peer, State, Wait, nothing_left
+from benchmarks.peers.contract import REPOSITORY, SYNCED, Peer, State, Wait, nothing_left
 
 DEFAULT, SHUFFLED = "default (zstd)", "shuffle + zstd-3"
 
@@ -26,7 +26,7 @@ class Icechunk(Peer):
     product = "Icechunk"
     packages = ("icechunk", "zarr", "torch")
     restores = REPOSITORY
-    durability = "none in a local folder; added: fsync of every new file and folder"
+    durability = SYNCED
 
     def load(self) -> None:
         """Import it."""
@@ -36,7 +36,6 @@ class Icechunk(Peer):
         """An empty repository."""
         self._repository = self._library.Repository.create(self._storage())
         self._committed: list[Array] = []
-        self._syncer = Syncer(self.folder)
 
     def _storage(self) -> Any:
         return self._library.local_filesystem_storage(self.folder)
@@ -54,7 +53,7 @@ class Icechunk(Peer):
         group.attrs["skeleton"] = skeleton
         group.attrs["dtypes"] = [dtype_name(tensor.dtype) for tensor in tensors]
         self._repository.create_tag(f"{index:05}", session.commit(f"{index}"))
-        self._syncer.sync()
+        sync_file_system(self.folder)
         return nothing_left
 
     def _write(self, group: Any, number: int, array: Array) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks.peers import icechunk, orbax, repositories, torch_dcp
 from benchmarks.peers.contract import Peer
 from benchmarks.peers.own import Casckpt
-from benchmarks.peers.tensor_files import OpenZL, Safetensors, ZipNN
+from benchmarks.peers.tensor_files import GENERIC, OpenZL, Safetensors, ZipNN
 from benchmarks.peers.torch_files import TorchSave, TorchSaveZstd, ZstdPatch
 
 Make = Callable[[str, str], Peer]  # of the folder that counts and a scratch folder
@@ -31,6 +31,7 @@ PEERS: dict[str, Make] = {
     "safetensors": Safetensors,
     "zipnn": ZipNN,
     "openzl": OpenZL,
+    "openzl-generic": partial(OpenZL, level=GENERIC),
     "dcp": partial(torch_dcp.TorchDcp, level=torch_dcp.SYNC),
     "dcp-async": partial(torch_dcp.TorchDcp, level=torch_dcp.ASYNC),
     "dcp-async-kept": partial(torch_dcp.TorchDcp, level=torch_dcp.KEPT_BUFFERS),
@@ -51,6 +52,7 @@ PEERS: dict[str, Make] = {
 EXTRA = (
     "zstd-patch9",
     "zstd-patch19",
+    "openzl-generic",
     "borg-safetensors",
     "restic-safetensors",
     "casync-safetensors",

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers._disk import Syncer, durable_file, run_program, size_below, sync_file_system
-from benchmarks.peers.contract import REPOSITORY, Peer, State, Wait, nothing_left
+from benchmarks.peers._disk import run_program, size_below, sync_file_system
+from benchmarks.peers.contract import REPOSITORY, SYNCED, Peer, State, Wait, nothing_left
 from benchmarks.peers.tensor_files import load_safetensors, save_safetensors
 
 TORCH, SAFETENSORS = "torch.save", "safetensors"
@@ -126,7 +126,7 @@ class Casync(Repository):
 
     product = "casync"
     program = "casync"
-    durability = "none of its own; added: sync of the file system, cheaper than fsync of thousands of chunk files"
+    durability = SYNCED
 
     def version(self) -> str:
         """That of the program."""
@@ -154,23 +154,22 @@ class HfXet(Repository):
 
     product = "hf-xet"
     packages = ("hf-xet", "safetensors", "torch")
-    durability = "none in a local folder; added: fsync of every new file and folder"
+    durability = SYNCED
 
     def load(self) -> None:
         """Import it; keep its logs and caches in scratch."""
         super().load()
         os.environ["HF_HOME"] = self.scratch
         self._session = import_module("hf_xet").XetSession()
-        self._syncer = Syncer(self.folder)
 
     def put(self, index: int, path: str) -> None:
         """Upload into the folder, and note what names the file."""
         commit = self._session.new_upload_commit(endpoint=self._endpoint())
         commit.start_upload_file(path)
         (stored,) = commit.wait_to_finish().uploads.values()
-        with durable_file(self.path(index) + ".json") as stream:
+        with open(self.path(index) + ".json", "wb") as stream:
             stream.write(json.dumps([stored.xet_info.hash, stored.xet_info.file_size]).encode())
-        self._syncer.sync()
+        sync_file_system(self.folder)
 
     def get(self, index: int, path: str) -> None:
         """Download from the folder."""

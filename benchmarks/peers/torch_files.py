@@ -1,8 +1,6 @@
-"""One file per snapshot, made by `torch.save`: plain, through zstd, or as a difference to the file before (`zstd
---patch-from`).
+"""One file per snapshot, made by `torch.save`: plain, through zstd, or as a difference to the file before.
 
-All of them make their file durable by fsync before and after a rename: torch.save and zstd themselves promise
-nothing.
+All of them make their file durable by fsync before and after a rename: torch.save and zstd promise nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +13,7 @@ import torch
 import zstandard
 
 from benchmarks.peers._disk import durable_file, publish, run_program
-from benchmarks.peers.contract import REPLAY, Peer, State, Wait, nothing_left
-
-FILE_DURABILITY = "none of its own; added: fsync of the file, rename, fsync of the folder"
+from benchmarks.peers.contract import FILE_DURABILITY, REPLAY, Peer, State, Wait, nothing_left
 
 
 class TorchSave(Peer):
