@@ -13,7 +13,7 @@ from typing import NamedTuple
 from casckpt.codec.contract import CONSTANT, PREDICTION
 from casckpt.codec.level import DEPTH_MAX
 from casckpt.digest import digest
-from casckpt.errors import CorruptionError, IncompleteError, StorageError
+from casckpt.errors import CorruptionError, IncompleteError, StorageError, UnsupportedFormatError
 from casckpt.ids import ObjectId
 from casckpt.objects.reader import ObjectReader
 
@@ -92,7 +92,7 @@ class Bases:
             return
         try:
             self._plain.update(self._reader.read_together(missing))
-        except (CorruptionError, IncompleteError, StorageError):
+        except (CorruptionError, IncompleteError, StorageError, UnsupportedFormatError):
             self._plain.update(dict.fromkeys(missing))  # a chunk is then stored by itself
 
     def _take_parent(self, object_id: ObjectId) -> bool:

@@ -259,15 +259,29 @@ class IndexKeeper:
             old.close()
 
     def _fill(self, kv: Kv, at_least: int) -> None:
+        """The rows that applying entry after entry gives. Where one is lost, all packs that are here are looked into:
+        it must not take objects away from later snapshots. Otherwise those that no entry names are no part of the store.
+        """
         fs = self._timeline.fs
         packs = _Packs(fs, self._root, self._store_id, {})
-        reader = ObjectReader(self._root, self._store_id, self._timeline, lambda: kv)
+        self._apply_all(kv, at_least, packs)
+        with kv.read() as txn:
+            applied = read_applied(txn)
+            is_whole = applied is not None and not applied.gaps and not read_meta(txn, BAD, BadEntry)
+        if is_whole:
+            return
         with kv.write() as txn:
-            # Packs first, named by an entry or not: a damaged entry must not take objects away from later snapshots.
+            for table in TABLES:
+                for key in [key for key, _ in txn.scan(table)]:
+                    txn.delete(table, key)
             for pack_id in list_packs(fs, self._root):
                 rows = packs.rows(pack_id)
                 if rows:
                     add_pack(txn, pack_id, packs.size(pack_id), rows)
+        self._apply_all(kv, at_least, packs)
+
+    def _apply_all(self, kv: Kv, at_least: int, packs: _Packs) -> None:
+        reader = ObjectReader(self._root, self._store_id, self._timeline, lambda: kv)
         numbers = self._timeline.numbers()
         digest: bytes = NO_DIGEST
         for start in range(0, len(numbers), _ENTRIES_PER_TRANSACTION):

@@ -56,6 +56,7 @@ class Anatomy:
         commits: snapshot id to (entry number, snapshot), in timeline order.
         retired: snapshot ids.
         entry_paths: entry number to path.
+        pack_ids: packs that an entry names; others are files without meaning.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Anatomy:
     commits: dict[ObjectId, tuple[int, Snapshot]] = field(default_factory=dict)
     retired: set[ObjectId] = field(default_factory=set)
     entry_paths: dict[int, str] = field(default_factory=dict)
+    pack_ids: set[bytes] = field(default_factory=set)
 
     def children(self, snapshot: Snapshot) -> dict[ObjectId, set[ObjectId]]:
         """Every object that a snapshot reaches, with its own children; the context and manifests are at the top."""
@@ -78,12 +80,13 @@ class Anatomy:
         found = {name: set(self._below_manifest(ObjectId(ref.manifest))) for name, ref in snapshot.components.items()}
         return {**found, CONFIG: {ObjectId(snapshot.context)}} if snapshot.context else found
 
-    def damage(self, lost: Iterable[ObjectId]) -> dict[ObjectId, set[str]]:
+    def damage(self, lost: Iterable[ObjectId], *, as_bases: bool = True) -> dict[ObjectId, set[str]]:
         """Snapshots, and components of them, that need one of the lost objects; a lost snapshot loses all.
 
-        A lost context alone, named CONFIG, does not keep a state from being restored.
+        A lost context alone, named CONFIG, does not keep a state from being restored. Without `as_bases`, only those
+        that consist of a lost object: what is decoded from one of which some bits are wrong may be right all the same.
         """
-        gone = self.undecodable(lost)
+        gone = self.undecodable(lost) if as_bases else set(lost)
         damaged: dict[ObjectId, set[str]] = {}
         for snapshot_id, (_, snapshot) in self.commits.items():
             reached = self.reach(snapshot)
@@ -146,11 +149,11 @@ def dissect(root: str) -> Anatomy:
     """Read the store at `root`, which must be intact: damage raises, as does a file that is no part of a store."""
     anatomy = Anatomy()
     payloads: list[tuple[RecordHeader, bytes]] = []
-    for path, data in sorted(_files(root)):
+    for path, data in sorted(_files(root), key=lambda file: (not file[0].startswith("timeline"), file[0])):
         top = path.split("/")[0]
         if top == "timeline":
             payloads += _dissect_entry(anatomy, path, data)
-        elif top == "packs":
+        elif top == "packs" and bytes.fromhex(os.path.basename(path)) in anatomy.pack_ids:
             payloads += _dissect_pack(anatomy, path, data)
         else:
             anatomy.regions.append(Region(path, path, 0, len(data)))
@@ -184,6 +187,7 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
     if isinstance(body, Commit):
         plain = next(r.payload for r in entry.records if r.header.object_id == body.snapshot)
         anatomy.commits[ObjectId(body.snapshot)] = (seq, decode_snapshot(plain, name))
+        anatomy.pack_ids.update(pack.pack_id for pack in body.packs)
     elif isinstance(body, Retire):
         anatomy.retired.add(ObjectId(body.snapshot))
     return [(record.header, record.payload) for record in entry.records]

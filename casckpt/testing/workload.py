@@ -10,6 +10,7 @@ every commit is known without running anything. NumPy only: a process that runs 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -163,11 +164,15 @@ def _commit_together(steps: Sequence[int], parent: int) -> Act:
     """Background commits that are staged while those before them are written."""
 
     def do(store: Any) -> Any:
-        handles = [store.commit_async(step, tree(LEARNER, step)) for step in steps if step not in store.steps()]
-        for handle in handles:
-            if handle.exception() is not None:
-                store.wait()  # the same error for all of them, which are then seen
-            handle.result()
+        with contextlib.suppress(casckpt.SaveFailedError):
+            store.wait()  # what an interrupted attempt left under way
+        missing = [step for step in steps if step not in store.steps()]
+        if missing and store.steps()[-1] > missing[0]:  # a later one was committed without it: all again, on a branch
+            store.resume(parent)
+            missing = list(steps)
+        errors = [handle.exception() for handle in [store.commit_async(step, tree(LEARNER, step)) for step in missing]]
+        for error in filter(None, errors):
+            raise error
 
     keys = tuple((LEARNER, step) for step in steps)
     return Act(f"commit {steps} of {LEARNER} in the background", LEARNER, do, lambda store: True, parent, keys)

@@ -236,6 +236,15 @@ def test_codec_of_a_base_that_is_not_known_is_told_and_hides_nothing(forged: Pat
         assert [user[3] for problem in report.problems for user in problem.snapshots] == ["numbers"], report
 
 
+def test_commit_on_bases_that_cannot_be_decoded_here_does_without(forged: Path) -> None:
+    unknown = msgspec.structs.replace(raw(FIRST).header, codec=200)
+    forge(forged, [Forged(unknown, chunk(FIRST))])
+    changed = {**STATE, "numbers": {"x": STATE["numbers"]["x"] + (np.arange(COUNT * 512) % 7 == 0)}}
+    with open_store(forged) as store:
+        store.commit(2, changed)
+        assert unlike(changed, store.restore(2)) is None
+
+
 @pytest.mark.parametrize("count", [256, 300])
 def test_footer_row_with_more_bases_than_a_record_can_have_is_damage(forged: Path, count: int) -> None:
     def change(rows: list[PackRow]) -> None:

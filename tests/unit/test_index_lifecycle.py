@@ -204,7 +204,7 @@ def test_a_file_replaced_by_its_own_copy_is_noticed(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("format", 2, "other format: 2"),
+        ("format", 3, "other format: 3"),
         ("complete", False, "incomplete"),
         ("generation", 7, "damaged: generation 7 is missing"),
         ("store", "00", "foreign store"),

@@ -1,0 +1,215 @@
+"""Bases through the contracts of the objects layer: what may be one, how records are counted, what threads see."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from casckpt.codec.level import DEPTH_MAX, LEVELS
+from casckpt.codec.memory import Limits, Memory
+from casckpt.errors import StorageError
+from casckpt.format.record import CODEC_RAW
+from casckpt.ids import ObjectId
+from casckpt.index.tables import Place
+from casckpt.limits import INLINE_LIMIT
+from casckpt.objects.bases import Bases, Standing, inherit
+from casckpt.objects.chunks import ChunkEncoder, ChunkTask, OperandRef, Prediction
+from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.process import System
+from casckpt.store.wholeness import WholenessCheck
+from casckpt.testing.anatomy import dissect
+from casckpt.testing.failing import FailingFileSystem
+from casckpt.testing.invariants import check_depths, index_counts
+from casckpt.testing.trees import difference
+from casckpt.testing.workload import LEARNER, tree
+from casckpt.testing.wrapping import Operation
+from tests.unit.stores import UnsyncedFileSystem, open_store
+
+T = TypeVar("T")
+
+
+def _learn(path: Path, steps: range) -> Any:
+    store = open_store(path, run=LEARNER)
+    for step in steps:
+        store.commit(step, tree(LEARNER, step))
+    return store
+
+
+def _first_places(store: Any) -> dict[ObjectId, Place]:
+    ids = list(dissect(store.path).records)
+    return {key: found[0] for key, found in zip(ids, store._keeper.reader.locate(ids), strict=True) if found}
+
+
+# --- counts ---
+
+
+def test_counts_of_a_training_are_those_of_the_files_after_every_kind_of_entry(store_path: Path) -> None:
+    with _learn(store_path, range(1, 4)) as store:
+        acts: tuple[Callable[[], object], ...] = (
+            lambda: store.commit(4, tree(LEARNER, 4)),
+            lambda: store.retire(2),
+            lambda: store.resume(3),
+            lambda: store.commit(5, tree(LEARNER, 5)),
+            lambda: store.retire(1),
+            lambda: store.retire("main"),
+            lambda: store.commit(6, {"policy": tree(LEARNER, 1)["policy"]}, drop=["optimizer", "replay"]),
+            lambda: store.retire(3),
+            lambda: store.retire(5),
+        )
+        for act in acts:
+            act()
+            anatomy = dissect(store.path)
+            assert index_counts(store) == {bytes(key): count for key, count in anatomy.counts().items()}
+        before = index_counts(store)
+        assert any(place.bases and bytes(key) not in before for key, place in _first_places(store).items()), (
+            "records of retired snapshots hold no bases"
+        )
+        store._keeper.rebuild()
+        assert index_counts(store) == before
+
+
+@pytest.mark.parametrize("operation", ["link", "sync_folder"])
+def test_pack_of_a_commit_that_failed_is_no_part_of_the_store(store_path: Path, operation: str) -> None:
+    """Its records name other bases than those that were stored in its place, and a collector may take it away."""
+    _learn(store_path, range(1, 4)).close()
+    before = set(store_path.glob("packs/*/*"))
+    fs = FailingFileSystem(LocalFileSystem(), fail_at=1, error=errno.EIO, operations={operation})
+    with open_store(store_path, run=LEARNER, system=System(file_system=fs)) as store:
+        with pytest.raises(StorageError):
+            store.commit(4, tree(LEARNER, 4))
+        (orphan,) = set(store_path.glob("packs/*/*")) - before
+        shutil.rmtree(store_path / "index")
+        store._keeper.rebuild()
+        store.commit(5, tree(LEARNER, 5))
+        store.commit(6, tree(LEARNER, 4))
+        counts = index_counts(store)
+        store._keeper.rebuild()
+        assert index_counts(store) == counts
+    os.unlink(orphan)
+    shutil.rmtree(store_path / "index")
+    with open_store(store_path, run=LEARNER) as store:
+        assert difference(tree(LEARNER, 4), store.restore(6)) is None
+        assert store.verify(read_data=True).ok
+
+
+# --- what may be a base ---
+
+
+def test_object_that_lies_in_an_entry_is_no_base(store_path: Path) -> None:
+    """Light commits stay inline; what they bring is a difference to what lies in a pack, however many there are."""
+    table = np.random.default_rng(0).integers(0, 1 << 30, INLINE_LIMIT).astype(np.int32)
+    with open_store(store_path) as store:
+        for step in range(1, 12):
+            table = table.copy()
+            table[step * 101 :: 5003] += step
+            store.commit(step, {"a": {"table": table}})
+        places = _first_places(store)
+        inline = {key for key, place in places.items() if place.is_inline}
+        light = [place for key, place in places.items() if key in inline and place.bases]
+        assert len(light) >= 8
+        assert not any(base in inline for place in places.values() for base in place.bases)
+        check_depths(store)
+
+
+def test_inherited_depth_is_one_more_than_the_deepest_and_cost_counts_each_extra_base_once() -> None:
+    low, high = Standing(ObjectId(b"l" * 32), 2, 30, CODEC_RAW), Standing(ObjectId(b"h" * 32), 7, 5, CODEC_RAW)
+    assert inherit([low, high], [low, low], 10) == (8, 40)
+    assert inherit([low], [], 10) == (3, 10)
+
+
+def test_bytes_of_a_parent_that_changed_meanwhile_are_not_used(store_path: Path) -> None:
+    """The buffer of the previous staging is written over at any time: then the store is read instead."""
+    content = np.random.default_rng(0).integers(0, 1 << 62, 9000)
+    with open_store(store_path) as store:
+        store.commit(1, {"a": {"x": content}})
+        reader = store._keeper.reader
+        (object_id,) = [key for key, place in _first_places(store).items() if place.plain_size == content.nbytes]
+        reads = []
+
+        def moved() -> memoryview:
+            reads.append("moved")
+            return memoryview(content[::-1].copy()).cast("B")
+
+        bases = Bases(reader, lambda ids: [True] * len(ids), {object_id: moved}, [])
+        assert bases.plain(object_id) == content.tobytes()
+        assert reads == ["moved"]
+
+
+def test_chunk_predicted_from_chunks_of_its_own_commit_is_encoded_after_them() -> None:
+    """Whatever the order of the tasks; chunks that share operands stay in one batch."""
+    limits = Limits(LEVELS["balanced"], 255)
+
+    def task(*operands: int) -> ChunkTask:
+        found = [Prediction([], [OperandRef((at,), False, 4)]) for at in operands]
+        return ChunkTask(lambda: memoryview(b""), 4 << 20, 4, None, Memory(), limits, found)
+
+    encoder = ChunkEncoder([task(1), task(5), task(), task(2), task(), task()], lambda ids: [], None)
+    ranks = [encoder._rank(at) for at in range(6)]
+    assert ranks == [2, 1, 0, 1, 0, 0]
+    batches = encoder.batches()
+    assert sorted(at for batch in batches for at in batch) == list(range(6))
+    together = [{0, 1, 5}, {2, 3}]
+    assert all(any(group <= set(batch) for batch in batches) for group in together)
+
+
+# --- threads ---
+
+
+class _Meeting(UnsyncedFileSystem):
+    """Two threads look at the size of a pack at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier: threading.Barrier | None = None
+
+    def perform(self, operation: Operation, act: Callable[[], T]) -> T:
+        if self.barrier is not None and operation.name == "size" and "/packs/" in operation.path:
+            self.barrier.wait(20)
+        return super().perform(operation, act)
+
+
+def test_threads_that_ask_at_once_get_the_same_answer(store_path: Path) -> None:
+    """One must not take the other's look at a common base for a circle."""
+    meeting = _Meeting()
+    with open_store(store_path, run=LEARNER, system=System(file_system=meeting)) as store:
+        for step in range(1, 4):
+            store.commit(step, tree(LEARNER, step))
+        wanted = [key for key, place in _first_places(store).items() if place.depth == 2]
+        assert wanted
+        check = WholenessCheck(store._timeline, store._keeper, store._catalog)
+        answers: list[list[bool]] = []
+        meeting.barrier = threading.Barrier(2)
+        threads = [threading.Thread(target=lambda: answers.append(check.are_present(wanted[:1]))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        meeting.barrier = None
+    assert answers == [[True], [True]]
+
+
+# --- histories ---
+
+
+@pytest.mark.parametrize("level", ["balanced", "small"])
+def test_depth_and_cost_stay_in_bounds_over_a_long_history(store_path: Path, level: str) -> None:
+    with open_store(store_path, run=LEARNER, level=level) as store:
+        for step in range(1, 101):
+            store.commit(step, tree(LEARNER, step))
+        check_depths(store)
+        places = _first_places(store)
+        depths = [place.depth for place in places.values()]
+        assert max(depths) > 10
+        # A chunk predicted from chunks of its own commit may lie above them: m, then v, then w.
+        assert max(depths) <= DEPTH_MAX + 2
+        assert any(place.codec == CODEC_RAW or not place.bases for place in places.values())
+        for step in (1, 2, 50, 99, 100):
+            assert difference(tree(LEARNER, step), store.restore(step)) is None
