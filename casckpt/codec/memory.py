@@ -13,7 +13,7 @@ from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
 from casckpt.codec.level import COST_UNIT, PREDICTED_PRICE, Level, decode_cost
 
 FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
-MARGIN = 0.03  # of the chunk: what a base has to save, because every restore decodes it too
+MARGIN = 0.005  # of the chunk: what a base has to save, however cheap it is
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from casckpt.codec.best import Base, encode_best
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, RAW, TRIAL_INTERVAL
 from casckpt.codec.difference import METHOD_DENSE, METHOD_SPARSE, encode_difference
 from casckpt.codec.level import COST_MAX, LEVELS
-from casckpt.codec.memory import MARGIN, Limits, Memory
+from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CorruptionError, InvalidInputError
 
 MIB = 1 << 20
@@ -351,15 +351,17 @@ def test_best_takes_the_base_when_it_saves_the_margin() -> None:
     assert encode_to(memoryview(bytes(MIB)), 4, memory, view(before)).codec == CONSTANT
 
 
-def test_best_keeps_standalone_when_the_base_saves_less_than_the_margin() -> None:
+def test_best_keeps_standalone_when_the_base_saves_less_than_its_price() -> None:
     """First moments one step apart: 0.82 with a base, 0.84 without."""
     rng = np.random.default_rng(0)
     before = rng.normal(size=MIB // 4).astype(np.float32)
     after = np.float32(0.9) * before + np.float32(0.436) * rng.normal(size=MIB // 4).astype(np.float32)
     with_base = encode_difference(view(after), view(before), 4, ceiling=MIB)
     alone = encode(view(after), 4)
-    assert alone.stored_size - MARGIN * MIB < share(with_base, view(after)) * MIB < alone.stored_size
-    assert encode_to(view(after), 4, Memory(), view(before)).codec == PLANES
+    assert alone.stored_size - 0.03 * MIB < share(with_base, view(after)) * MIB < alone.stored_size
+    for price, codec in ((0.1, PLANES), (0.0, DIFFERENCE)):
+        limits = Limits(LEVELS["balanced"], COST_MAX, price=price)
+        assert encode_best(view(after), 4, Memory(), [Base(0, lambda: view(before))], limits).encoded.codec == codec
 
 
 def test_best_measures_standalone_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
