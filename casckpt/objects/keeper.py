@@ -259,8 +259,10 @@ class IndexKeeper:
             old.close()
 
     def _fill(self, kv: Kv, at_least: int) -> None:
-        """The rows that applying entry after entry gives. Where one is lost, all packs that are here are looked into:
-        it must not take objects away from later snapshots. Otherwise those that no entry names are no part of the store.
+        """The rows that applying entry after entry gives.
+
+        Where one is lost, all packs that are here are looked into: it must not take objects away from later snapshots.
+        Otherwise those that no entry names are no part of the store.
         """
         fs = self._timeline.fs
         packs = _Packs(fs, self._root, self._store_id, {})
