@@ -46,8 +46,8 @@ PRODUCTS = {
     "casync",
 }
 IN_PROCESS = ("casckpt-fast", "casckpt-small", "casckpt-async", "torch", "torch-zstd3", "safetensors", "zstd-patch3")
-IN_PROCESS += ("casync", "casync-safetensors")
-SLOW = ("restic", "borg")  # seconds of start-up for each command
+IN_PROCESS += ("casync-torch", "casync-safetensors")
+SLOW = ("restic-torch", "borg-safetensors")  # seconds of start-up for each command
 
 
 def nan(payload: int) -> float:
@@ -208,7 +208,7 @@ def test_peers_that_are_not_here_say_what_is_missing(tmp_path: Path, monkeypatch
     peer: Peer = Unknown(str(tmp_path), str(tmp_path))
     assert peer.why_not() == "Python package no-such-package is not installed"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert PEERS["borg"](str(tmp_path), str(tmp_path)).why_not() == "borg is not on the path"
+    assert PEERS["borg-torch"](str(tmp_path), str(tmp_path)).why_not() == "borg is not on the path"
     assert PEERS["torch"](str(tmp_path), str(tmp_path)).why_not() is None
 
 
