@@ -43,7 +43,7 @@ def test_independent_reader_restores_the_golden_store(version: str) -> None:
         assert contents_read(snapshot.components) == each["contents"]
     assert {f"{run}/{name}": tagged.hex() for (run, name), tagged in found.tags.items()} == expected["tags"]
     assert [snapshot.id.hex() for snapshot in found.snapshots if snapshot.is_retired] == expected["retired"]
-    assert set(found.codecs) == {0, 1, 2, 3}
+    assert found.codecs == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("version", "copied"), [(version, version) for version in VERSIONS], indirect=["copied"])

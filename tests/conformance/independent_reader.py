@@ -1,8 +1,8 @@
 """A second reader of the store format, written from docs/format.md alone.
 
-It imports the standard library, blake3 and zstandard: nothing of casckpt, no NumPy, no torch, no MessagePack library.
-What it restores is therefore evidence about the files, not about the code that wrote them. It is slow, reads everything
-into memory, and raises `Damaged` at the first byte that is not as the document says.
+It imports the standard library, blake3, zstandard and `independent_codecs` beside it: nothing of casckpt, no NumPy, no
+torch, no MessagePack library. What it restores is therefore evidence about the files, not about the code that wrote
+them. It is slow, reads everything into memory, and raises `Damaged` at the first byte that is not as the document says.
 
     python independent_reader.py STORE      lists every snapshot with a digest of each component
 """
@@ -13,15 +13,19 @@ import json
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import zstandard
 from blake3 import blake3
+
+try:
+    from independent_codecs import Damaged, decode_codec, need  # run as a program
+except ImportError:
+    from tests.conformance.independent_codecs import Damaged, decode_codec, need
 
 TORCH_SIZES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"), 1),
@@ -31,15 +35,6 @@ TORCH_SIZES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-
-
-class Damaged(Exception):
-    """The store is not what docs/format.md describes."""
-
-
-def need(condition: Any, message: str) -> None:
-    if not condition:
-        raise Damaged(message)
 
 
 def check(data: bytes) -> bytes:
@@ -169,73 +164,34 @@ def read_record(data: bytes, at: int, is_aligned: bool) -> Record:
     bases = [header[96 + 32 * i : 128 + 32 * i] for i in range(base_count)]
     params = header[96 + 32 * base_count : used]
     end = at + header_size + stored_size
-    return Record(kind, codec, version, object_id, plain_size, params, bases, payload, end, header_size, at, depth, cost)
-
-
-def decode(record: Record) -> bytes:
-    need(
-        record.version == 1 and not record.bases,
-        f"codec {record.codec} version {record.version}: unknown, or with bases",
+    return Record(
+        kind, codec, version, object_id, plain_size, params, bases, payload, end, header_size, at, depth, cost
     )
-    if record.codec == 0:
-        need(not record.params, "raw with parameters")
-        plain = record.payload
-    elif record.codec == 1:
-        plain = _decode_constant(record)
-    elif record.codec == 2:
-        need(not record.params, "zstd with parameters")
-        plain = _decode_frame(record.payload, record.plain_size)
-    elif record.codec == 3:
-        plain = _decode_planes(record)
-    else:
-        raise Damaged(f"unknown codec {record.codec}")
+
+
+def decode(record: Record, objects: Mapping[bytes, bytes]) -> bytes:
+    """The object of a record; `objects` has its bases."""
+    need(record.version == 1, f"codec {record.codec} version {record.version}: unknown")
+    bases = [objects[base] for base in record.bases]
+    plain = decode_codec(record.codec, record.params, record.payload, record.plain_size, bases)
     need(len(plain) == record.plain_size, "plain size")
     need(blake3(plain).digest() == record.object_id, f"object {record.object_id.hex()}: digest")
     return plain
 
 
-def _decode_constant(record: Record) -> bytes:
-    pattern, size = record.params, record.plain_size
-    need(not record.payload and len(pattern) <= min(64, size) and bool(pattern) == bool(size), "constant")
-    return (pattern * (size // max(len(pattern), 1) + 1))[:size]
-
-
-def _decode_frame(frame: bytes, size: int) -> bytes:
-    header = zstandard.get_frame_parameters(frame)
-    need(header.content_size == size and not header.dict_id and header.window_size <= 67_108_864, "zstd frame")
-    return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
-
-
-def _decode_planes(record: Record) -> bytes:
-    params, payload = record.params, record.payload
-    itemsize, lane_count = params[0], params[1]
-    need(2 <= itemsize <= 16, "planes: item size")
-    count, rest = divmod(record.plain_size, itemsize)
-    need(count, "planes: no whole item")
-    out = bytearray(record.plain_size)
-    at, start, offset = 2, 0, 0
-    for _ in range(lane_count):
-        width, mode = params[at], params[at + 1]
-        at += 2
-        need(width in (1, 2, 4, 8) and offset % width == 0 and itemsize % width == 0, "planes: lane")
-        if mode == 0:
-            lane = params[at : at + width] * count
-            at += width
-        elif mode == 1:
-            lane = payload[start : start + count * width]
-            start += len(lane)
-        else:
-            need(mode == 2, "planes: mode")
-            (size,) = struct.unpack_from("<I", params, at)
-            lane = _decode_frame(payload[start : start + size], count * width)
-            at, start = at + 4, start + size
-        need(len(lane) == count * width, "planes: lane length")
-        for i in range(width):
-            out[offset + i : count * itemsize : itemsize] = lane[i::width]
-        offset += width
-    need(offset == itemsize and at == len(params) and start + rest == len(payload), "planes: lengths")
-    out[count * itemsize :] = payload[start:]
-    return bytes(out)
+def decode_all(records: list[Record], in_packs: set[bytes]) -> dict[bytes, bytes]:
+    """Every record decoded and compared with its address, bases first."""
+    least: dict[bytes, int] = {}
+    for record in records:
+        need((record.depth == 0) == (not record.bases), f"object {record.object_id.hex()}: depth {record.depth}")
+        least[record.object_id] = min(record.depth, least.get(record.object_id, 255))
+    objects: dict[bytes, bytes] = {}
+    for record in sorted(records, key=lambda record: record.depth):
+        for base in record.bases:
+            need(base in in_packs, f"base {base.hex()} is in no pack")
+            need(least[base] < record.depth, f"object {record.object_id.hex()}: depth does not fall")
+        objects[record.object_id] = decode(record, objects)
+    return objects
 
 
 # --- packs and entries (§6, §7) ---
@@ -351,8 +307,13 @@ class Store:
     snapshots: list[Snapshot]  # in the order of commitment
     tags: dict[tuple[str, str], bytes]  # (run, name) to snapshot id
     heads: dict[tuple[str, str], bytes]  # (run, branch) to snapshot id
-    codecs: dict[int, int]  # how many records each codec has
+    records: list[Record]
     entry_count: int
+
+    @property
+    def codecs(self) -> set[int]:
+        """Those that occur."""
+        return {record.codec for record in self.records}
 
 
 def read_store(root: str | Path) -> Store:
@@ -360,15 +321,12 @@ def read_store(root: str | Path) -> Store:
     root = Path(root)
     entries, document = _read_timeline(root)
     store_id = bytes.fromhex(document["store_id"])
-    records = [record for entry in entries for record in entry.records]
-    for path in sorted(root.glob("packs/??/*")):
-        records += _read_named_pack(path, store_id, entries)
-    objects: dict[bytes, bytes] = {}
-    codecs: dict[int, int] = {}
-    for record in records:
-        objects[record.object_id] = decode(record)
-        codecs[record.codec] = codecs.get(record.codec, 0) + 1
-    store = Store(document, [], {}, {}, codecs, len(entries))
+    inline = [record for entry in entries for record in entry.records]
+    packed = [
+        record for path in sorted(root.glob("packs/??/*")) for record in _read_named_pack(path, store_id, entries)
+    ]
+    objects = decode_all([*inline, *packed], {record.object_id for record in packed})
+    store = Store(document, [], {}, {}, [*inline, *packed], len(entries))
     by_id: dict[bytes, Snapshot] = {}
     for entry in entries:
         _apply(entry, store, by_id, objects)

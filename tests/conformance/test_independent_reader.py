@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 import torch
 
 import casckpt
+from casckpt.limits import PREDICTED_SIZE_MIN, SMALL_BLOCK_LIMIT
 from casckpt.objects import writer
+from tests.compat.contents import contents, contents_read
 from tests.conformance import independent_reader as reader
 from tests.conformance.sample_states import Sample, Unknown, sample
 from tests.format.test_format_doc import examples
@@ -72,7 +77,7 @@ def test_every_leaf_scalar_and_container_is_restored(store_path: Path) -> None:
     assert [snapshot.step for snapshot in found.snapshots] == [1, 2]
     for snapshot in found.snapshots:
         check_component_contents(snapshot.components, made[snapshot.step])
-    assert set(found.codecs) == {0, 1, 2, 3}
+    assert found.codecs == {0, 1, 2, 3}
 
 
 def test_flags_of_parameters_are_restored(store_path: Path) -> None:
@@ -112,6 +117,91 @@ def test_more_chunks_than_a_manifest_holds_are_restored(store_path: Path) -> Non
     with casckpt.open(store_path, create=True, chunk_size=4096) as store:
         store.commit(1, {"ring": {"ramp": ramp}})
     assert reader.read_store(store_path).snapshots[0].components["ring"].leaves["ring/ramp"].data == ramp.tobytes()
+
+
+# --- differences and predictions ---
+
+
+def _train(dtype: torch.dtype, optimizer: str, steps: int) -> Iterator[dict[str, Any]]:
+    """A state after every step of a torch optimizer on one large parameter, and arrays that drift."""
+    rng = np.random.default_rng(3)
+    shape = (100, SMALL_BLOCK_LIMIT // 100 // dtype.itemsize + 1)  # just large enough for chunks of its own
+    weight = torch.nn.Parameter(torch.from_numpy(rng.normal(size=shape, scale=0.05)).to(dtype))
+    make = {
+        "AdamW": lambda: torch.optim.AdamW([weight], lr=1e-3),
+        "SGD": lambda: torch.optim.SGD([weight], lr=1e-3, momentum=0.9),
+        "Nesterov": lambda: torch.optim.SGD([weight], lr=1e-3, momentum=0.9, nesterov=True),
+    }[optimizer]()
+    table, drift = rng.integers(0, 1 << 40, 9000), rng.normal(size=9000)
+    frames = np.zeros(PREDICTED_SIZE_MIN, np.uint8)
+    for step in range(1, steps + 1):
+        gradient = torch.from_numpy(rng.normal(size=shape)).to(torch.bfloat16)
+        weight.grad = (weight.detach() + gradient * 0.02).to(torch.bfloat16).to(dtype)
+        make.step()
+        table[rng.integers(0, 9000, 40)] += step
+        drift = drift + rng.normal(size=9000, scale=1e-9)
+        copies = {"half": weight.detach().bfloat16()} if dtype == torch.float32 else {}
+        yield {
+            "policy": {"weight": weight.detach().clone(), **copies},
+            "optimizer": copy.deepcopy(make.state_dict()),
+            "drifting": {"table": table.copy(), "drift": drift.copy(), "tail": table.tobytes()[:-3], "frames": frames},
+        }
+
+
+@pytest.mark.parametrize("chunk_size", [4096, pytest.param(65536, marks=pytest.mark.full)])
+@pytest.mark.parametrize("level", ["fast", "balanced", "small"])
+def test_chains_of_every_level_are_restored(store_path: Path, level: str, chunk_size: int) -> None:
+    states = list(_train(torch.float32, "AdamW", 4))
+    with casckpt.open(store_path, create=True, level=level, chunk_size=chunk_size) as store:
+        for step, state in enumerate(states):
+            store.commit(step, state)
+    found = reader.read_store(store_path)
+    for snapshot, state in zip(found.snapshots, states, strict=True):
+        assert contents_read(snapshot.components) == contents(state)
+    assert 4 in found.codecs
+    assert (5 in found.codecs) == (level != "fast")
+    assert max(record.depth for record in found.records) >= (1 if level == "fast" else 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "kinds"),
+    [
+        (torch.float32, "AdamW", {1, 2}),
+        (torch.bfloat16, "AdamW", {1, 2}),
+        (torch.float32, "SGD", {5}),
+        (torch.float32, "Nesterov", {6}),
+    ],
+    ids=str,
+)
+def test_predictions_of_every_optimizer_are_restored(
+    store_path: Path, dtype: torch.dtype, optimizer: str, kinds: set[int]
+) -> None:
+    states = list(_train(dtype, optimizer, 4))
+    with casckpt.open(store_path, create=True, level="small") as store:
+        for step, state in enumerate(states):
+            store.commit(step, state)
+    found = reader.read_store(store_path)
+    for snapshot, state in zip(found.snapshots, states, strict=True):
+        assert contents_read(snapshot.components) == contents(state)
+    assert kinds <= {record.params[0] for record in found.records if record.codec == 5}
+
+
+def test_reader_refuses_bases_that_the_document_forbids(store_path: Path) -> None:
+    """A depth that does not fall, and a base that lies in an entry alone."""
+    states = list(_train(torch.float32, "AdamW", 3))
+    with casckpt.open(store_path, create=True) as store:
+        for step, state in enumerate(states):
+            store.commit(step, state)
+    records = reader.read_store(store_path).records
+    ids = {record.object_id for record in records}
+    reader.decode_all(records, ids)
+    based = next(record for record in records if record.depth == 2)
+    for depth in (0, 1):
+        others = [record for record in records if record is not based]
+        with pytest.raises(reader.Damaged, match="depth"):
+            reader.decode_all([*others, dataclasses.replace(based, depth=depth)], ids)
+    with pytest.raises(reader.Damaged, match="in no pack"):
+        reader.decode_all(records, ids - set(based.bases))
 
 
 def test_lineage_metrics_labels_config_and_opaque_leaves_are_restored(store_path: Path) -> None:
@@ -169,8 +259,8 @@ def test_index_is_not_needed(store_path: Path) -> None:
 def test_reader_understands_the_examples_of_the_document() -> None:
     found = examples()
     record = reader.read_record(found["record, planes, in a pack"], 0, is_aligned=True)
-    assert reader.decode(record) == np.array([1, 2, -0.75, -5], np.float32).tobytes()
-    assert reader.decode(reader.read_record(found["record, raw"], 0, is_aligned=False)) == b"abc"
+    assert reader.decode(record, {}) == np.array([1, 2, -0.75, -5], np.float32).tobytes()
+    assert reader.decode(reader.read_record(found["record, raw"], 0, is_aligned=False), {}) == b"abc"
     assert reader.raise_value(reader.unpack(found["scalar block"])) == [
         *(0.5, None, 2**70, (1, "é"), {b"x"}, 1j),
         ("foreign", "torch.dtype", "bfloat16"),
@@ -184,7 +274,7 @@ def test_reader_imports_only_the_standard_library_blake3_and_zstandard() -> None
     )
     folder = Path(reader.__file__).parent
     found = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['blake3', 'independent_reader', 'zstandard']"
+    assert found.stdout.strip() == "['blake3', 'independent_codecs', 'independent_reader', 'zstandard']"
 
 
 def test_reader_lists_a_store_from_the_command_line(store_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""A second decoder of codecs 4 and 5 reads the document's golden forms; on hostile operands it agrees with casckpt."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from casckpt.codec import decode_into
+from tests.conformance import independent_codecs as second
+
+FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """Cells of the first table below a line that starts with `heading`."""
+    lines = FORMAT[FORMAT.index(f"\n{heading}") + 1 :].splitlines()
+    table = list(itertools.takewhile(lambda line: line.startswith("|"), lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def _hex(text: str) -> bytes:
+    return bytes.fromhex("" if text == "–" else text.replace(" ", ""))
+
+
+def test_every_golden_difference_is_decoded() -> None:
+    rows = _rows("| parameters | payload | base | plain |")
+    assert len(rows) >= 10
+    for params, payload, base, plain in rows:
+        found = second.decode_codec(4, _hex(params), _hex(payload), len(_hex(plain)), [_hex(base)])
+        assert found == _hex(plain), params
+
+
+def test_every_golden_prediction_is_decoded() -> None:
+    rows = _rows("| form | parameters | payload | bases | plain |")
+    kinds = {_hex(row[1])[0] for row in rows}
+    assert kinds == second.KINDS.keys()
+    for name, params, payload, bases, plain in rows:
+        chunks = [_hex(each) for each in bases.split("·")]
+        assert second.decode_codec(5, _hex(params), _hex(payload), len(_hex(plain)), chunks) == _hex(plain), name
+
+
+def _constants(kind: second.Kind, rng: np.random.Generator) -> list[float]:
+    """Any within the bounds, the bounds themselves among them."""
+    found = []
+    for least, may_be_zero in kind.bounds:
+        choices = [2.0**least, 1.0, float(2.0 ** rng.uniform(least, 0)), 0.0 if may_be_zero else 0.5]
+        found.append(float(rng.choice(choices)) * (1 if rng.random() < 0.7 else -1))
+    return found
+
+
+def _hostile(rng: np.random.Generator, width: int, count: int) -> bytes:
+    """Any bits, numbers around the floors, subnormal ones, infinities, NaNs with payloads, both zeros."""
+    bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
+    scales = 2.0 ** rng.uniform(-130, 4, count)
+    near = (rng.normal(size=count) * scales).astype(np.float32).view(np.uint32)
+    special = np.array([0, 1 << 31, 1, 0x007FFFFF, 0x7F800000, 0xFF800000, 0x7FC00001, 0x7F800001], np.uint32)
+    pick = rng.integers(0, 3, count)
+    bits = np.where(pick == 0, bits, np.where(pick == 1, near, rng.choice(special, count)))
+    return bits.astype("<u4").tobytes() if width == 4 else (bits >> 16).astype("<u2").tobytes()
+
+
+CASES = [
+    (number, variant, rounding, widths)
+    for number, kind in second.KINDS.items()
+    for variant in range(kind.variants)
+    for rounding in kind.roundings
+    for widths in itertools.product(kind.itemsizes, repeat=kind.operand_count)
+]
+
+
+@pytest.mark.parametrize("number", second.KINDS)
+def test_both_decoders_predict_the_same_from_hostile_operands(number: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for kind, variant, rounding, widths in (case for case in CASES if case[0] == number):
+        for _ in range(3):
+            _compare(rng, kind, variant, rounding, widths)
+
+
+def _compare(rng: np.random.Generator, number: int, variant: int, rounding: int, widths: tuple[int, ...]) -> None:
+    kind, count = second.KINDS[number], 400
+    params = struct.pack("<3B", number, variant, rounding)
+    params += b"".join(struct.pack("<f", each) for each in _constants(kind, rng))
+    bases = []
+    for width in widths:
+        skip = int(rng.integers(0, 3))
+        data = _hostile(rng, width, count + skip + 1)
+        cut = width * int(rng.integers(skip + 1, count)) if rng.random() < 0.5 else 0
+        chunks = [data[:cut], data[cut:]] if cut else [data]
+        params += struct.pack("<BBI", width, len(chunks), skip)
+        bases += chunks
+    payload = b""
+    if number == 3:
+        payload = _hostile(rng, 2, count)
+        params += struct.pack("<BIB", 0, len(payload), 0)
+    itemsize = 2 if number == 4 else widths[0]
+    size = count * itemsize + 1
+    params += struct.pack("<BB", itemsize, 1) + bytes(itemsize) + struct.pack("<IBBIBB", 0, 1, 0, 0, 0, 0)
+    payload += b"\x07"  # the rest
+    out = bytearray(size)
+    decode_into(5, 1, params, payload, bases, memoryview(out))
+    found = second.decode_codec(5, params, payload, size, bases)
+    if found != bytes(out):
+        at = next(i for i in range(size) if found[i] != out[i]) // itemsize
+        raise AssertionError(f"kind {number}, variant {variant}, rounding {rounding}, {widths}, item {at}")
+
+
+def test_rounding_to_half_precision_is_that_of_ieee_754() -> None:
+    for bits in range(0, 1 << 16, 7):
+        number = np.uint16(bits).view(np.float16)
+        if not np.isnan(number):
+            assert second.fp16_bits(float(number)) == bits
+    for number in (65519.9, 65520.0, -65520.0, 1e30, math.inf, 5.96e-8, 2.9e-8, -(2.0**-25), 0.0):
+        with np.errstate(over="ignore"):
+            assert second.fp16_bits(second.f32(number)) == int(np.float16(np.float32(number)).view(np.uint16)), number
