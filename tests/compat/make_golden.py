@@ -2,16 +2,19 @@
 
     python -m tests.compat.make_golden tests/compat/golden/v1
 
-Run once per format change and by hand; the folder is then kept as it is. Clock, randomness, host and process id are
-fixed, so two runs of one release give the same bytes. `expected.json` beside the store is written from the live
-objects.
+The folder's name says which: v1 has every kind of leaf, scalar and entry, and records without bases; v2 has trainings,
+whose records are differences and predictions of every kind. Run once per format change and by hand; the folder is then
+kept as it is. Clock, randomness, host and process id are fixed, so two runs of one release give the same bytes, as far
+as the threads of v2 meet the same choices. `expected.json` beside the store is written from the live objects.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +23,10 @@ import numpy as np
 import torch
 
 import casckpt
+from casckpt.limits import SMALL_BLOCK_LIMIT
 from casckpt.objects import writer
 from casckpt.storage.process import System
+from casckpt.store import components
 from tests.compat.contents import contents
 from tests.conformance.sample_states import Unknown, sample
 
@@ -84,9 +89,76 @@ def _larger() -> dict[str, Any]:
     return {"ring": {"zeros": np.zeros(1_030 * 4_096, np.uint8)}, "critic": {"ramp": torch.from_numpy(ramp)}}
 
 
+# --- trainings ---
+
+_PERIOD = 2_048  # numbers after which content repeats, so that chunks of 4 KiB occur often and are stored once
+
+
+def make_trainings(store_path: Path) -> dict[str, Any]:
+    """Runs of three optimizers: chains, a branch from the middle, a retired step, levels, a light commit."""
+    made: list[dict[str, Any]] = []
+
+    def commit(store: Any, step: int, state: dict[str, Any], **options: Any) -> str:
+        snapshot = store.commit(step, state, **options)
+        found = {"id": snapshot.id, "run": snapshot.run, "branch": snapshot.branch, "step": snapshot.step}
+        made.append({**found, "contents": contents(state)})
+        return str(snapshot.id)
+
+    with mock.patch.object(components, "PREDICTED_SIZE_MIN", 0), mock.patch.object(writer, "INLINE_LIMIT", 0):
+        with casckpt.open(store_path, create=True, run="adamw", chunk_size=4096, system=fixed_system(2)) as store:
+            states = list(trainings("adamw", 6))
+            first = commit(store, 1, states[0])
+            retired = commit(store, 2, states[1])
+            commit(store, 3, states[2])
+            commit(store, 4, states[3], levels={"drifting": "small"})
+            store.tag("start", 1)
+            store.retire(2)
+            store.resume(3)
+            commit(store, 6, states[5])
+        for number, name in enumerate(("sgd", "nesterov")):
+            with casckpt.open(store_path, run=name, level="small", system=fixed_system(3 + number)) as store:
+                for step, state in enumerate(trainings(name, 3), 1):
+                    commit(store, step, state)
+    with casckpt.open(store_path, run="nesterov", system=fixed_system(5)) as store:
+        state["drifting"]["table"][5] += 1
+        commit(store, 4, state)  # a difference inside the entry
+    return {"tags": {"adamw/start": first}, "retired": [retired], "snapshots": made}
+
+
+def trainings(name: str, steps: int) -> Iterator[dict[str, Any]]:
+    """States step by step, of an optimizer with bf16 gradients: weights, a bf16 copy, moments, drifting arrays."""
+    rng = np.random.default_rng(11)
+    shape = (SMALL_BLOCK_LIMIT // 2 // 100 + 1, 100)  # large enough for chunks of its own even in bf16
+
+    def noise(scale: float) -> torch.Tensor:
+        return torch.from_numpy(np.resize(rng.normal(size=_PERIOD, scale=scale), shape)).float()
+
+    weight = torch.nn.Parameter(noise(0.05))
+    optimizer: Any = (
+        torch.optim.AdamW([weight], lr=1e-3)
+        if name == "adamw"
+        else torch.optim.SGD([weight], lr=1e-3, momentum=0.9, nesterov=name == "nesterov")
+    )
+    table = np.resize(rng.integers(0, 1 << 40, _PERIOD), SMALL_BLOCK_LIMIT // 8 + 9)
+    drift = np.resize(rng.normal(size=_PERIOD), table.size)
+    for step in range(1, steps + 1):
+        weight.grad = (weight.detach() * 0.1 + noise(0.002)).bfloat16().float()
+        optimizer.step()
+        table = table + np.resize(np.arange(_PERIOD) % 199 == step, table.size) * step
+        drift = drift + np.resize(rng.normal(size=_PERIOD, scale=1e-9), table.size)
+        yield {
+            "policy": {"weight": weight.detach().clone(), "half": weight.detach().bfloat16()},
+            "optimizer": copy.deepcopy(optimizer.state_dict()),
+            "drifting": {"table": table.copy(), "drift": drift.copy(), "step": step},
+        }
+
+
+MAKERS = {"v1": make, "v2": make_trainings}
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
-    expected = make(folder / "store")
+    expected = MAKERS[folder.name](folder / "store")
     shutil.rmtree(folder / "store" / "index")
     (folder / "store" / "tmp").rmdir()
     (folder / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
