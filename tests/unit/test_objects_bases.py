@@ -199,6 +199,7 @@ def test_threads_that_ask_at_once_get_the_same_answer(store_path: Path) -> None:
 # --- histories ---
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", ["balanced", "small"])
 def test_depth_and_cost_stay_in_bounds_over_a_long_history(store_path: Path, level: str) -> None:
     with open_store(store_path, run=LEARNER, level=level) as store:

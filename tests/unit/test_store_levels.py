@@ -1,0 +1,203 @@
+"""Levels: validated, mixed, and without influence on what comes back; commits of several processes and threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import casckpt
+from casckpt.codec.level import COST_UNIT, DEPTH_MAX, LEVELS, OPENING_SIZE
+from casckpt.errors import InvalidInputError
+from casckpt.index.tables import Place
+from casckpt.testing.anatomy import dissect
+from casckpt.testing.invariants import check_depths, index_counts
+from casckpt.testing.trees import difference
+from casckpt.testing.workload import LEARNER, tree
+from tests.unit.stores import open_store
+
+
+def _places(store: Any) -> list[tuple[bytes, Place]]:
+    """The preferred place of every object."""
+    ids = list(dissect(store.path).records)
+    return [(key, found[0]) for key, found in zip(ids, store._keeper.reader.locate(ids), strict=True) if found]
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize("level", ["medium", "", "FAST", None, 1, b"fast", ["fast"]])
+def test_level_that_is_none_is_refused_before_anything_is_made(store_path: Path, level: Any) -> None:
+    with pytest.raises(InvalidInputError, match="fast, balanced, small"):
+        casckpt.open(store_path, create=True, level=level)
+    assert not store_path.exists()
+
+
+def test_levels_of_a_commit_name_components_that_it_has(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        for levels in ({"a": "tiny"}, {"b": "fast"}, {"a": None}):
+            with pytest.raises(InvalidInputError):
+                store.commit(1, {"a": {"x": 1}}, levels=levels)
+            with pytest.raises(InvalidInputError):
+                store.commit_async(1, {"a": {"x": 1}}, levels=levels)
+        assert store.steps() == []
+        store.commit(1, {"a": {"x": 1}}, levels={"a": "small"})
+
+
+# --- what comes back ---
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "background"])
+def test_each_level_gives_back_what_was_committed(store_path: Path, level: str, is_async: bool) -> None:
+    with open_store(store_path, run=LEARNER, level=level) as store:
+        for step in range(1, 9):
+            if is_async:
+                store.commit_async(step, tree(LEARNER, step))
+            else:
+                store.commit(step, tree(LEARNER, step))
+        store.wait()
+        check_depths(store)
+        assert level == "fast" or any(place.bases for _, place in _places(store))
+    with open_store(store_path, run=LEARNER, read_only=True) as store:
+        for step in range(1, 9):
+            assert difference(tree(LEARNER, step), store.restore(step)) is None
+
+
+def test_levels_may_change_with_every_commit_and_component(store_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = list(LEVELS)
+    for opened in range(3):
+        with open_store(store_path, run=LEARNER, level=names[opened]) as store:
+            for step in range(1 + 6 * opened, 7 + 6 * opened):
+                state = tree(LEARNER, step)
+                store.commit(step, state, levels={name: str(rng.choice(names)) for name in state})
+    with open_store(store_path, run=LEARNER) as store:
+        check_depths(store)
+        assert store.verify(read_data=True).ok
+        for step in range(1, 19):
+            assert difference(tree(LEARNER, step), store.restore(step)) is None
+
+
+def _drifting(step: int) -> dict[str, Any]:
+    """Sparse, dense and hopeless content of 17 chunks each, a function of the step."""
+    rng = np.random.default_rng(5)
+    sparse, dense = rng.integers(0, 1 << 40, 9000), rng.normal(size=9000)
+    for at in range(step):
+        sparse[at * 31 % 113 :: 1009] += at
+    dense += np.cumsum(np.random.default_rng(6).normal(size=(step + 1, 9000), scale=1e-9), axis=0)[-1]
+    return {"a": {"sparse": sparse, "dense": dense, "noise": np.random.default_rng(1000 + step).bytes(70_000)}}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("level", LEVELS)
+def test_decoding_cost_of_every_step_of_a_long_history_is_what_the_level_allows(store_path: Path, level: str) -> None:
+    """By the costs in the records: each chunk, with all that it is decoded from, against the level's mean."""
+    count = 100
+    with open_store(store_path, level=level, chunk_size=4096) as store:
+        for step in range(count):
+            store.commit(step, _drifting(step))
+        places = dict(_places(store))
+        assert max(place.depth for place in places.values()) <= DEPTH_MAX + 2
+        check_depths(store)
+        anatomy = dissect(store.path)
+        for _, snapshot in anatomy.commits.values():
+            reached = set().union(*anatomy.reach(snapshot).values())
+            found = [places[each] for each in reached if each in places]
+            size = sum(place.plain_size for place in found)
+            spent = sum(place.plain_size * place.cost for place in found)
+            assert spent <= 1.25 * LEVELS[level].cost_max * COST_UNIT * (size + OPENING_SIZE), snapshot.step
+        for step in (0, 1, count // 2, count - 1):
+            assert difference(_drifting(step), store.restore(step)) is None
+
+
+def test_counts_after_retiring_are_those_of_what_remains(store_path: Path) -> None:
+    with open_store(store_path, chunk_size=4096) as store:
+        for step in range(12):
+            store.commit(step, _drifting(step))
+        before = len(index_counts(store))
+        for step in (0, 1, 2, 5, 7, 11):
+            store.retire(step)
+            assert index_counts(store) == {bytes(key): count for key, count in dissect(store.path).counts().items()}
+        assert len(index_counts(store)) < before
+        for step in (3, 4, 6, 8, 9, 10):
+            assert difference(_drifting(step), store.restore(step)) is None
+
+
+# --- processes and threads ---
+
+
+def _take_turns(path: str, run: str, number: int, turns: Any) -> None:
+    """Commit one step whenever it is this process's turn."""
+    with casckpt.open(path, create=True, run=run, level=list(LEVELS)[number]) as store:
+        for step in range(1, 7):
+            turns[number].acquire(timeout=100)
+            store.commit(step, tree(LEARNER, step))
+            turns[1 - number].release()
+
+
+def test_processes_that_share_content_in_turn_build_on_each_others_chunks(store_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    turns = [context.Semaphore(1), context.Semaphore(0)]
+    casckpt.open(store_path, create=True).close()
+    processes = [
+        context.Process(target=_take_turns, args=(str(store_path), run, number, turns))
+        for number, run in enumerate(("one", "two"))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for run in ("one", "two"):
+        with open_store(store_path, run=run) as store:
+            for step in range(1, 7):
+                assert difference(tree(LEARNER, step), store.restore(step)) is None
+            check_depths(store)
+            counts = index_counts(store)
+            store._keeper.rebuild()
+            assert index_counts(store) == counts
+    sizes = [path.stat().st_size for path in store_path.glob("packs/*/*")]
+    assert len(sizes) <= 7, "the second process stores nothing again"
+
+
+def test_forked_child_goes_on_with_the_chain(store_path: Path) -> None:
+    with open_store(store_path, run=LEARNER) as store:
+        for step in (1, 2, 3):
+            store.commit(step, tree(LEARNER, step))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with open_store(store_path, run=LEARNER) as own:
+                    own.commit(4, tree(LEARNER, 4))
+                    code = 0 if difference(tree(LEARNER, 4), own.restore(4)) is None else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        store.resume("latest")
+        assert store.commit(5, tree(LEARNER, 5)).parent == store.snapshot(4).id
+        check_depths(store)
+        for step in range(1, 6):
+            assert difference(tree(LEARNER, step), store.restore(step)) is None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_nothing(
+    store_path: Path, level: str
+) -> None:
+    """The next save must notice that the last copy is no longer what was stored, and read that instead."""
+    with open_store(store_path, run=LEARNER, level=level) as store:
+        for step in range(1, 9):
+            store.commit_async(step, tree(LEARNER, step)).result()
+            for generation in store._staging._generations:
+                for slot in generation.values():
+                    np.frombuffer(slot.buffer, np.uint8)[step::4099] ^= 1
+        check_depths(store)
+        assert store.verify(read_data=True).ok
+        for step in range(1, 9):
+            assert difference(tree(LEARNER, step), store.restore(step)) is None
