@@ -316,7 +316,7 @@ def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, tup
     for level, size in sizes.items():
         mean = level.cost_max * COST_UNIT
         left = mean * (size + OPENING_SIZE) - spent.get(level, 0)
-        cost = left / wanting[level] if level in wanting else mean
+        cost = left / wanting[level] if level in wanting else 2 * mean  # not known yet: half of a state is usual
         found[level] = min(round(cost), COST_MAX), False, level.price * size / (size + OPENING_SIZE)
     return found
 
