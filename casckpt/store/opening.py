@@ -84,15 +84,8 @@ def open_store(
         CorruptionError: both copies of the store's document are damaged.
         StorageError: the file system refuses.
     """
-    if verify not in VERIFY_MODES:
-        raise InvalidInputError(f"verify={verify!r}: expected one of {', '.join(VERIFY_MODES)}")
-    if not CHUNK_SIZE_MIN <= chunk_size <= CHUNK_SIZE_MAX or chunk_size % CHUNK_SIZE_MIN:
-        raise InvalidInputError(
-            f"chunk_size={chunk_size}: expected a multiple of {CHUNK_SIZE_MIN} up to {CHUNK_SIZE_MAX}"
-        )
     found_level = find_level(level)
-    if create and read_only:
-        raise InvalidInputError("create=True and read_only=True contradict each other")
+    _check_options(verify, chunk_size, create=create, read_only=read_only)
     root = os.path.abspath(os.fspath(path))
     system = system or System()
     document = find_document(system.file_system, root)
@@ -117,6 +110,17 @@ def open_store(
         level=found_level,
         lock_timeout_s=lock_timeout_s,
     )
+
+
+def _check_options(verify: str, chunk_size: int, *, create: bool, read_only: bool) -> None:
+    if verify not in VERIFY_MODES:
+        raise InvalidInputError(f"verify={verify!r}: expected one of {', '.join(VERIFY_MODES)}")
+    if not CHUNK_SIZE_MIN <= chunk_size <= CHUNK_SIZE_MAX or chunk_size % CHUNK_SIZE_MIN:
+        raise InvalidInputError(
+            f"chunk_size={chunk_size}: expected a multiple of {CHUNK_SIZE_MIN} up to {CHUNK_SIZE_MAX}"
+        )
+    if create and read_only:
+        raise InvalidInputError("create=True and read_only=True contradict each other")
 
 
 def _complete_folders(fs: FileSystem, root: str) -> None:
