@@ -170,6 +170,7 @@ def _commit_together(steps: Sequence[int], parent: int) -> Act:
         if missing and store.steps()[-1] > missing[0]:  # a later one was committed without it: all again, on a branch
             store.resume(parent)
             missing = list(steps)
+        missing = missing or list(steps[-1:])  # committed by somebody who may not have made it durable: once more
         errors = [handle.exception() for handle in [store.commit_async(step, tree(LEARNER, step)) for step in missing]]
         for error in filter(None, errors):
             raise error
