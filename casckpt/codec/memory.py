@@ -22,6 +22,7 @@ class Memory:
 
     Attributes:
         cost: decoding cost of the last record, its bases included.
+        prediction: the candidate that held last.
         wants_bases: whether a form with bases was the choice, or would have been if it cost less.
     """
 
@@ -35,7 +36,7 @@ class Memory:
     _difference_cost: int = 0
     _uses: int = 0
     _predictions: dict[int, Hint] = field(default_factory=dict)
-    _prediction: int | None = None  # the candidate that held
+    prediction: int | None = None
     _prediction_failures: int = 0
 
     def is_trial_due(self) -> bool:
@@ -53,7 +54,7 @@ class Memory:
 
     def is_worth(self, form: Encoded, plain_size: int, price: float) -> bool:
         """Whether a form with a base saves enough for what it costs to decode."""
-        price = max(price, PREDICTED_PRICE) if self._prediction is not None else price
+        price = max(price, PREDICTED_PRICE) if self.prediction is not None else price
         saved = self._alone_share - _share(form, plain_size)
         return saved >= price * decode_cost(form, plain_size) / COST_UNIT
 
@@ -65,8 +66,8 @@ class Memory:
 
     def predictions_to_try(self, count: int) -> Sequence[int]:
         """Which of `count` candidates to try: the one that held, or all, but not again at once after none did."""
-        if self._prediction is not None and self._prediction < count:
-            return (self._prediction,)
+        if self.prediction is not None and self.prediction < count:
+            return (self.prediction,)
         if self._prediction_failures:
             self._prediction_failures -= 1
             return ()
@@ -78,7 +79,7 @@ class Memory:
 
     def learn_prediction(self, number: int | None) -> None:
         """Remember which candidate held; None: none did."""
-        self._prediction = number
+        self.prediction = number
         self._prediction_failures = 0 if number is not None else TRIAL_INTERVAL
 
     def learn_cost(self, cost: int, *, has_bases: bool) -> None:

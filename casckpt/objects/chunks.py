@@ -9,11 +9,10 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
-from casckpt.codec.level import COST_MAX, decode_cost, prediction_cost
+from casckpt.codec.level import COST_MAX, DEPTH_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
 from casckpt.codec.models import Model
 from casckpt.digest import digest
@@ -26,6 +25,9 @@ from casckpt.objects.reader import ObjectReader
 
 if TYPE_CHECKING:  # loads NumPy
     from casckpt.codec.prediction import Operand
+
+
+GROUP_TASKS_MAX = 8  # chunks in one group where they are so large that a few fill a batch
 
 
 class OperandRef(NamedTuple):
@@ -70,7 +72,7 @@ class ChunkTask(NamedTuple):
 class Outcome(NamedTuple):
     """One chunk done. `encoded` is None where it was stored already.
 
-    `is_tied`: it has a base that this same commit stores, so neither may stay inline.
+    `is_tied`: it is or has a base that this same commit stores, so neither may stay inline.
     """
 
     position: int
@@ -83,22 +85,27 @@ class Outcome(NamedTuple):
     is_tied: bool = False
 
 
-@dataclass
 class ChunkEncoder:
-    """Encodes the chunks of one commit. Its methods may be called from several threads, each with its own batch.
+    """Encodes the chunks of one commit. `process` may be called from several threads, each with its own batch.
 
-    Attributes:
+    Args:
         tasks: all chunks of the commit.
         is_present: for each id, whether a good, existing record of it is in the store.
         reader: of the store, for bases; None: nothing gets a base.
     """
 
-    tasks: Sequence[ChunkTask]
-    is_present: IsPresent
-    reader: ObjectReader | None
+    def __init__(self, tasks: Sequence[ChunkTask], is_present: IsPresent, reader: ObjectReader | None) -> None:
+        self.tasks = tasks
+        self.is_present = is_present
+        self.reader = reader
+        self._groups = Groups(tasks)
 
     def process(self, batch: Sequence[int]) -> list[Outcome]:
-        """Hash the chunks at these positions and encode the new ones; outcomes in the order of `batch`."""
+        """Hash the chunks at these positions and encode the new ones; outcomes in the order of `batch`.
+
+        Raises:
+            ConcurrentMutationError: memory that something was computed from is no longer what was hashed.
+        """
         tasks = self.tasks
         plains = {at: tasks[at].read() for at in batch}
         ids = {at: digest(plain) for at, plain in plains.items()}
@@ -108,20 +115,21 @@ class ChunkEncoder:
         outcomes = {at: Outcome(at, ids[at], tasks[at].size) for at in batch}
         if new:
             work = _Batch(self, plains, ids, new)
-            outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._rank))
+            outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._groups.ranks.__getitem__))
+            for at in work.relied_on:
+                if digest(plains[at]) != ids[at]:
+                    raise moved(ids[at])  # what was computed from it was proven against something else
         return [outcomes[at] for at in batch]
 
-    def _rank(self, position: int) -> int:
-        """0 for what needs nothing of this snapshot, more for what is predicted from such chunks, and so on."""
-        needed = {at for at, is_before in self.tasks[position].operands() if not is_before}
-        return 1 + max(map(self._rank, needed), default=0) if self.tasks[position].predictions else 0
+    def allowed(self, at: int) -> Sequence[int]:
+        """Candidates of a chunk whose operands are in its batch."""
+        return self._groups.allowed[at]
 
     def batches(self) -> list[list[int]]:
         """Positions in batches of about BATCH_SIZE; chunks and the operands they are predicted from stay together."""
-        groups = _groups(self.tasks)
         found: list[list[int]] = []
         room = 0
-        for group in groups:
+        for group in self._groups.members():
             if room <= 0:
                 found.append([])
                 room = BATCH_SIZE
@@ -149,17 +157,20 @@ class _Batch:
         ids: dict[int, ObjectId],
         new: Sequence[int],
     ) -> None:
+        self._encoder = encoder
         self._tasks = encoder.tasks
         self._plains = plains
         self._ids = ids
         self._new = set(new)
         self._stored: dict[int, Standing] = {}  # what this batch has encoded
+        self.relied_on: set[int] = set()  # positions whose memory a record was computed from
         self._continued: set[int] = set()  # of these, what is built on its content in the parent snapshot
         self._bases: Bases | None = None
         if encoder.reader is not None:
             wanted: dict[ObjectId, ReadParent | None] = {}
             for at in new:
-                for other, is_before in [(at, True), *self._tasks[at].operands()]:
+                operands = {pair for number in encoder.allowed(at) for pair in self._tasks[at].operands(number)}
+                for other, is_before in [(at, True), *operands]:
                     known_id = self._tasks[other].known_id
                     if is_before and known_id is not None:
                         wanted[known_id] = self._tasks[other].read_parent
@@ -182,7 +193,8 @@ class _Batch:
         task = self._tasks[at]
         if not task.limits.level.has_predictions:
             return ()
-        return task.memory.predictions_to_try(len(task.predictions))
+        allowed = self._encoder.allowed(at)
+        return [number for number in task.memory.predictions_to_try(len(task.predictions)) if number in allowed]
 
     def _is_predictable(self, at: int, number: int, bases: Bases) -> bool:
         """Whether the operands that are in the store already can be bases and are cheap enough."""
@@ -201,11 +213,11 @@ class _Batch:
         return cost <= task.limits.cost_max
 
     def encode(self, at: int) -> Outcome:
-        task, plain, object_id = self._tasks[at], self._plains[at], self._ids[at]
+        task, object_id = self._tasks[at], self._ids[at]
         outcome = self._predicted(at) or self._best(at)
+        if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW:
+            self.relied_on.add(at)
         task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
-        if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW and digest(plain) != object_id:
-            raise moved(object_id)  # the encoding was proven against memory that is no longer what was hashed
         assert outcome.encoded is not None
         self._stored[at] = Standing(object_id, outcome.depth, outcome.cost, outcome.encoded.codec)
         if outcome.bases[:1] == (task.known_id,):
@@ -255,7 +267,7 @@ class _Batch:
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
         depth, cost = inherit(standings, self._extra(at, number, bases), prediction_cost(prediction.models[0].kind))
-        if cost > task.limits.cost_max:
+        if cost > task.limits.cost_max or depth > DEPTH_MAX:
             return None
         return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
 
@@ -269,6 +281,7 @@ class _Batch:
         form = encode_prediction(self._plains[at], models, inputs.operands, hint, ceiling=ceiling)
         if form is None or form.rejected is not None:
             return None
+        self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
         return Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost, is_tied)
 
@@ -302,29 +315,79 @@ class _Batch:
         candidates = [Base(each.cost, lambda each=each: bases.plain(each.object_id)) for each in lineage]  # type: ignore[misc,union-attr]
         form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits)
         if number is None:
-            return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size))
+            # A record that was lost may be a base of others still: what takes its place must not lie inline.
+            is_tied = bases is not None and object_id in bases.lost
+            return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size), is_tied=is_tied)
         depth, cost = inherit([lineage[number]], [lineage[number]], decode_cost(form, task.size))
         return Outcome(at, object_id, task.size, form, (lineage[number].object_id,), depth, min(cost, COST_MAX))
 
 
-def _groups(tasks: Sequence[ChunkTask]) -> list[list[int]]:
-    """Positions, in order of the first of each group; a group holds what is predicted and its operands."""
-    roots = list(range(len(tasks)))
+class Groups:
+    """Which chunks have to be in one batch, and in which order they are encoded there.
 
-    def root(at: int) -> int:
-        while roots[at] != at:
-            roots[at] = roots[roots[at]]
-            at = roots[at]
+    Attributes:
+        allowed: for each task the candidates that may be tried: a group is bounded, and so is what a batch holds in
+            memory; nothing is predicted from itself, over however many steps.
+        ranks: 0 for what needs nothing of this snapshot, more for what is predicted from such chunks, and so on.
+    """
+
+    def __init__(self, tasks: Sequence[ChunkTask]) -> None:
+        self._roots = list(range(len(tasks)))
+        self._sizes = [task.size for task in tasks]
+        self.allowed: list[list[int]] = [[] for _ in tasks]
+        self.ranks = [0] * len(tasks)
+        predicted = [at for at, task in enumerate(tasks) if task.predictions]
+        # Those whose candidate is known first: the others may have many that are wrong.
+        for at in sorted(predicted, key=lambda at: tasks[at].memory.prediction is None):
+            task = tasks[at]
+            known = task.memory.prediction
+            for number in range(len(task.predictions)) if known is None else (known,):
+                if number < len(task.predictions):
+                    self._allow(task, at, number)
+        for at in predicted:
+            self._rank(tasks, at, set())
+
+    def _allow(self, task: ChunkTask, at: int, number: int) -> None:
+        """Let a candidate be tried, unless that would make a group too large."""
+        roots = {self._root(each) for each, _ in task.operands(number)} | {self._root(at)}
+        size = sum(self._sizes[root] for root in roots)
+        if len(roots) > 1 and size > max(BATCH_SIZE, GROUP_TASKS_MAX * task.size):
+            return
+        first = min(roots)
+        for root in roots:
+            self._roots[root] = first
+        self._sizes[first] = size
+        self.allowed[at].append(number)
+
+    def _root(self, at: int) -> int:
+        while self._roots[at] != at:
+            self._roots[at] = self._roots[self._roots[at]]
+            at = self._roots[at]
         return at
 
-    for at, task in enumerate(tasks):
-        for each, _ in task.operands():
-            low, high = sorted((root(at), root(each)))
-            roots[high] = low
-    groups: dict[int, list[int]] = {}
-    for at in range(len(tasks)):
-        groups.setdefault(root(at), []).append(at)
-    return list(groups.values())
+    def _rank(self, tasks: Sequence[ChunkTask], at: int, above: set[int]) -> int:
+        """Set and return a rank; a candidate that leads back to a task in `above` is dropped."""
+        if self.ranks[at] or not self.allowed[at]:
+            return self.ranks[at]
+        above.add(at)
+        kept, rank = [], 0
+        for number in self.allowed[at]:
+            needed = {each for each, is_before in tasks[at].operands(number) if not is_before}
+            if needed & above:
+                continue
+            rank = max([rank, *(1 + self._rank(tasks, each, above) for each in needed)])
+            kept.append(number)
+        above.remove(at)
+        self.allowed[at] = kept
+        self.ranks[at] = rank
+        return rank
+
+    def members(self) -> list[list[int]]:
+        """Positions by group, in order of the first of each."""
+        groups: dict[int, list[int]] = {}
+        for at in range(len(self._roots)):
+            groups.setdefault(self._root(at), []).append(at)
+        return list(groups.values())
 
 
 def moved(object_id: ObjectId) -> ConcurrentMutationError:

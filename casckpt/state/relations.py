@@ -183,7 +183,7 @@ def _make_survey(structures: dict[str, Structure], scalars: _Scalars) -> _Survey
             survey.rows[number, index] = [row for row in rows if row.kind != FIRST_MOMENT or _is_single(survey, row)]
     moments_of = _leaves_of(optimizers, _MOMENTS)
     masters = {name: _by_form(structure, _SINGLE, moments_of[name]) for name, structure in structures.items()}
-    _match_copies(survey, masters)
+    _match_copies(survey, masters, moments_of)
     return survey
 
 
@@ -250,7 +250,7 @@ def _orders(wanted: list[int], optimizer: OptimizerTree) -> list[list[int]]:
 def _candidates(position: int, leaf_count: int, slot_count: int) -> list[int]:
     """Which of the parameters the leaf at `position` may be, if parameters are leaves in order: first or last ones."""
     first, last = max(0, position - (leaf_count - slot_count)), min(position, slot_count - 1)
-    between = [choice for choice in range(first, last + 1) if choice not in (first, last)]
+    between = range(first + 1, min(last, first + CANDIDATE_COUNT_MAX))
     return list(dict.fromkeys([last, first, *between])) if first <= last else []
 
 
@@ -295,10 +295,13 @@ def _before(place: Place) -> Place:
     return place._replace(is_before=True)
 
 
-def _match_copies(survey: _Survey, masters: dict[str, dict[Form, list[int]]]) -> None:
-    """16-bit leaves as roundings of float32 ones: as many of one form in two components, in the same order."""
+def _match_copies(survey: _Survey, masters: dict[str, dict[Form, list[int]]], moments: dict[str, set[int]]) -> None:
+    """16-bit leaves as roundings of float32 ones: as many of one form in two components, in the same order.
+
+    Moments are none: weights are predicted from them, and would be predicted from themselves.
+    """
     for name, structure in survey.structures.items():
-        for form, halves in _by_form(structure, _HALF, set()).items():
+        for form, halves in _by_form(structure, _HALF, moments[name]).items():
             for component, forms in masters.items():
                 singles = forms.get(form, [])
                 if len(singles) == len(halves):
