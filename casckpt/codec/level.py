@@ -31,8 +31,8 @@ class Level:
     """One trade of space for speed.
 
     Attributes:
-        price: share of a chunk that a base has to save for each unit of decoding cost that it adds. Half of it where the
-            state is as small as what opening a store takes, and less of smaller ones.
+        price: share of a chunk that a base has to save for each unit of decoding cost that it adds. Half of it where
+            the state is as small as what opening a store takes, and less of smaller ones.
         cost_max: mean decoding cost per chunk of a commit, in units of COST_UNIT. A restore then takes one more than
             this times that of plain bytes.
         standalone_gain: share of a chunk that an encoding without a base has to save.

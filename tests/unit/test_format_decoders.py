@@ -48,8 +48,8 @@ def cheaply(decode: Callable[[], Any]) -> None:
 def header(**fields: Any) -> bytes:
     """A record header by the byte table, with its check."""
     values = {
-        "magic": b"CREC", "size": 96, "codec": 0, "version": 1, "bases": 0, "kind": 1, "params": 0, "depth": 0, "cost": 0,
-        "plain": 5, "stored": 5, "id": ID, "payload_check": bytes(16), "tail": b"", **fields,
+        "magic": b"CREC", "size": 96, "codec": 0, "version": 1, "bases": 0, "kind": 1, "params": 0, "depth": 0,
+        "cost": 0, "plain": 5, "stored": 5, "id": ID, "payload_check": bytes(16), "tail": b"", **fields,
     }  # fmt: skip
     tail = values.pop("tail")
     fixed = struct.pack("<4sIBBBBHBBQQ32s16s", *values.values())

@@ -19,9 +19,9 @@ from casckpt.errors import StorageError
 from casckpt.format.record import CODEC_RAW
 from casckpt.ids import ObjectId
 from casckpt.index.tables import Place
-from casckpt.limits import INLINE_LIMIT
+from casckpt.limits import BATCH_SIZE, INLINE_LIMIT
 from casckpt.objects.bases import Bases, Standing, inherit
-from casckpt.objects.chunks import ChunkEncoder, ChunkTask, OperandRef, Prediction
+from casckpt.objects.chunks import ChunkEncoder, ChunkTask, Groups, OperandRef, Prediction
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.store.wholeness import WholenessCheck
@@ -152,12 +152,50 @@ def test_chunk_predicted_from_chunks_of_its_own_commit_is_encoded_after_them() -
         return ChunkTask(lambda: memoryview(b""), 4 << 20, 4, None, Memory(), limits, found)
 
     encoder = ChunkEncoder([task(1), task(5), task(), task(2), task(), task()], lambda ids: [], None)
-    ranks = [encoder._rank(at) for at in range(6)]
-    assert ranks == [2, 1, 0, 1, 0, 0]
+    assert encoder._groups.ranks == [2, 1, 0, 1, 0, 0]
     batches = encoder.batches()
     assert sorted(at for batch in batches for at in batch) == list(range(6))
     together = [{0, 1, 5}, {2, 3}]
     assert all(any(group <= set(batch) for batch in batches) for group in together)
+
+
+def _tasks(operands: list[list[list[int]]], size: int) -> list[ChunkTask]:
+    """Tasks with candidates, each a list of positions in this snapshot."""
+    limits = Limits(LEVELS["balanced"], 255)
+    return [
+        ChunkTask(
+            lambda: memoryview(b""),
+            size,
+            4,
+            None,
+            Memory(),
+            limits,
+            [Prediction([], [OperandRef(tuple(each), False, 4)]) for each in found],
+        )
+        for found in operands
+    ]
+
+
+def test_candidates_that_lead_back_are_dropped() -> None:
+    """As a weight from a moment and that moment as a copy of the weight."""
+    groups = Groups(_tasks([[[1]], [[2]], [[0], [3]], []], 1 << 20))
+    assert groups.ranks == [3, 2, 1, 0]
+    assert groups.allowed == [[0], [0], [1], []]
+    itself = Groups(_tasks([[[0]], []], 1 << 20))
+    assert (itself.ranks, itself.allowed) == ([0, 0], [[], []])
+
+
+def test_many_candidates_make_no_group_larger_than_a_batch() -> None:
+    count = 200
+    tasks = _tasks([[[(at + 1) % count, 0], [(at + 7) % count]] for at in range(count)], 1 << 20)
+    groups = Groups(tasks)
+    sizes = [len(members) for members in groups.members()]
+    assert sum(sizes) == count
+    assert max(sizes) <= BATCH_SIZE >> 20
+    where = {at: number for number, members in enumerate(groups.members()) for at in members}
+    for at, task in enumerate(tasks):
+        for number in groups.allowed[at]:
+            assert {where[each] for each, _ in task.operands(number)} == {where[at]}
 
 
 # --- threads ---

@@ -14,6 +14,7 @@ import casckpt
 from casckpt.codec.level import COST_UNIT, DEPTH_MAX, LEVELS, OPENING_SIZE
 from casckpt.errors import InvalidInputError
 from casckpt.index.tables import Place
+from casckpt.state.memory import window
 from casckpt.testing.anatomy import dissect
 from casckpt.testing.invariants import check_depths, index_counts
 from casckpt.testing.trees import difference
@@ -196,7 +197,8 @@ def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_not
             store.commit_async(step, tree(LEARNER, step)).result()
             for generation in store._staging._generations:
                 for slot in generation.values():
-                    np.frombuffer(slot.buffer, np.uint8)[step::4099] ^= 1
+                    memory = window(slot.address, slot.capacity, writable=True)
+                    np.frombuffer(memory, np.uint8)[step::4099] ^= 1
         check_depths(store)
         assert store.verify(read_data=True).ok
         for step in range(1, 9):
