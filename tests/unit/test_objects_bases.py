@@ -12,16 +12,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 
+from casckpt.codec import prediction
 from casckpt.codec.level import DEPTH_MAX, LEVELS
 from casckpt.codec.memory import Limits, Memory
-from casckpt.errors import StorageError
+from casckpt.codec.models import ADAM_WEIGHT
+from casckpt.errors import ConcurrentMutationError, StorageError
 from casckpt.format.record import CODEC_RAW
 from casckpt.ids import ObjectId
 from casckpt.index.tables import Place
 from casckpt.limits import BATCH_SIZE, INLINE_LIMIT
 from casckpt.objects.bases import Bases, Standing, inherit
 from casckpt.objects.chunks import ChunkEncoder, ChunkTask, Groups, OperandRef, Prediction
+from casckpt.state.memory import window
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.store.wholeness import WholenessCheck
@@ -252,3 +256,64 @@ def test_depth_and_cost_stay_in_bounds_over_a_long_history(store_path: Path, lev
         assert any(place.codec == CODEC_RAW or not place.bases for place in places.values())
         for step in (1, 2, 50, 99, 100):
             assert difference(tree(LEARNER, step), store.restore(step)) is None
+
+
+# --- memory that moves ---
+
+
+@pytest.mark.parametrize("level", ["balanced", "small"])
+@pytest.mark.parametrize("verify", ["off", "reread"])
+def test_operand_that_changes_before_a_chunk_is_predicted_from_it_fails_the_commit(
+    store_path: Path, level: str, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record would be proven against the changed bytes, and name those that were hashed."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(256, 256))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, foreach=False)
+    state = {"net": {"weight": weight.data}, "optimizer": optimizer, "room": torch.zeros(1 << 20)}
+    encode_right = prediction.encode_prediction
+    changed: list[int] = []
+
+    def encode(plain: memoryview, models: Any, operands: Any, hint: Any = None, *, ceiling: int) -> Any:
+        if models[0].kind == ADAM_WEIGHT and weight.grad is not None and optimizer.state[weight]["step"] == 4:
+            changed.append(1)
+            np.frombuffer(window(optimizer.state[weight]["exp_avg"].data_ptr() + 401, 1, writable=True), np.uint8)[
+                0
+            ] ^= 9
+        return encode_right(plain, models, operands, hint, ceiling=ceiling)
+
+    monkeypatch.setattr(prediction, "encode_prediction", encode)
+    with open_store(store_path, level=level, verify=verify) as store:
+        for step in range(1, 4):
+            _learn(weight, optimizer)
+            store.commit(step, state)
+        _learn(weight, optimizer)
+        with pytest.raises(ConcurrentMutationError, match="changed while the commit"):
+            store.commit(4, state)
+        assert changed
+        assert list(store.steps()) == [1, 2, 3]
+        assert store.verify(read_data=True).ok
+        monkeypatch.undo()
+        store.commit(4, state)
+        assert torch.equal(store.restore(4)["net"]["weight"], weight)
+
+
+def _learn(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+
+
+def test_16_bit_moments_beside_32_bit_weights_are_committed(store_path: Path) -> None:
+    """Moments look like rounded copies of weights, and weights follow from moments: nothing may go round."""
+    torch.manual_seed(0)
+    nets = {name: torch.randn(256, 256) for name in ("net", "target")}
+    moments = {name: torch.randn(256, 256).bfloat16() for name in ("exp_avg", "exp_avg_sq")}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "params": [0]}
+    with open_store(store_path) as store:
+        for step in range(1, 4):
+            optimizer = {"state": {0: {"step": torch.tensor(float(step)), **moments}}, "param_groups": [group]}
+            state = {"nets": nets, "optimizer": optimizer, "room": torch.zeros(1 << 20)}
+            store.commit(step, state)
+            assert difference(state, store.restore(step)) is None
+            nets["net"] += 1e-6
+            moments["exp_avg"] *= 0.9
