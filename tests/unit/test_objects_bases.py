@@ -285,9 +285,9 @@ def test_operand_that_changes_before_a_chunk_is_predicted_from_it_fails_the_comm
     monkeypatch.setattr(prediction, "encode_prediction", encode)
     with open_store(store_path, level=level, verify=verify) as store:
         for step in range(1, 4):
-            _learn(weight, optimizer)
+            _update(weight, optimizer)
             store.commit(step, state)
-        _learn(weight, optimizer)
+        _update(weight, optimizer)
         with pytest.raises(ConcurrentMutationError, match="changed while the commit"):
             store.commit(4, state)
         assert changed
@@ -298,7 +298,7 @@ def test_operand_that_changes_before_a_chunk_is_predicted_from_it_fails_the_comm
         assert torch.equal(store.restore(4)["net"]["weight"], weight)
 
 
-def _learn(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+def _update(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
     weight.grad = torch.randn_like(weight)
     optimizer.step()
 
