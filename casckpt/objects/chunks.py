@@ -63,10 +63,9 @@ class ChunkTask(NamedTuple):
     predictions: Sequence[Prediction] = ()
     read_parent: ReadParent | None = None
 
-    def operands(self, chosen: int | None = None) -> set[tuple[int, bool]]:
-        """Positions of the operands of all candidates or one, each with whether it is of the parent snapshot."""
-        candidates = self.predictions if chosen is None else self.predictions[chosen : chosen + 1]
-        return {(at, ref.is_before) for each in candidates for ref in each.operands for at in ref.positions}
+    def operands(self, number: int) -> set[tuple[int, bool]]:
+        """Positions of the operands of one candidate, each with whether it is of the parent snapshot."""
+        return {(at, ref.is_before) for ref in self.predictions[number].operands for at in ref.positions}
 
 
 class Outcome(NamedTuple):

@@ -234,10 +234,10 @@ class Components:
         }
         predictions = Predictions(relations, numbered, self._chunk_size) if relations else None
         levels = {name: draft.levels.get(name, self._level) for name in plans}
-        costs = _cost_limits([(levels[name], plan.chunks) for name, plan in plans.items()])
+        level_limits = _limits([(levels[name], plan.chunks) for name, plan in plans.items()])
         tasks = []
         for name, plan in plans.items():
-            limits = Limits(levels[name], *costs[levels[name]])
+            limits = level_limits[levels[name]]
             previous = draft.previous.get(name)
             if previous is not None and not _is_laid_out_alike(previous, plan.captured):
                 previous = None
@@ -296,7 +296,7 @@ class Components:
             )
 
 
-def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, tuple[int, bool, float]]:
+def _limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, Limits]:
     """For each level what a chunk may cost to decode, so that a restore of all keeps the level's mean; and the price.
 
     What chunks that want no base cost anyway is taken from the whole; the others share the rest. A small state may cost
@@ -317,7 +317,8 @@ def _cost_limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, tup
         mean = level.cost_max * COST_UNIT
         left = mean * (size + OPENING_SIZE) - spent.get(level, 0)
         cost = left / wanting[level] if level in wanting else 2 * mean  # not known yet: half of a state is usual
-        found[level] = min(round(cost), COST_MAX), False, level.price * size / (size + OPENING_SIZE)
+        price = level.price * size / (size + OPENING_SIZE)
+        found[level] = Limits(level, min(round(cost), COST_MAX), price=price)
     return found
 
 
