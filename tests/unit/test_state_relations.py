@@ -22,7 +22,7 @@ from casckpt.format.scalars import decode_scalars
 from casckpt.format.structure import leaf_places
 from casckpt.state import Captured, capture
 from casckpt.state.blocks import Blocks
-from casckpt.state.relations import CANDIDATE_COUNT_MAX, Place, Relation, Relations, find_relations
+from casckpt.state.relations import CANDIDATE_COUNT_MAX, Place, Relation, Relations, _candidates, find_relations
 
 SIZE = 160  # a square matrix of 100 KiB is a large block
 
@@ -492,3 +492,12 @@ def test_numbers_may_be_tensors_or_python_numbers(name: str) -> None:
         (relation,) = relations.of("w", 0)
         expected = expected or relation.models
         assert relation.models == expected
+
+
+def test_a_leaf_among_many_of_its_form_has_few_candidates() -> None:
+    """However many there are: each costs a trial, and all of them at once would make the search quadratic."""
+    for position in (0, 1, 500, 1999):
+        found = _candidates(position, 2000, 1000)
+        assert 1 <= len(found) <= CANDIDATE_COUNT_MAX + 1
+        assert all(0 <= each < 1000 for each in found)
+    assert _candidates(7, 10, 10) == [7]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import casckpt
 from casckpt.codec.level import COST_UNIT, DEPTH_MAX, LEVELS, OPENING_SIZE
@@ -203,3 +204,23 @@ def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_not
         assert store.verify(read_data=True).ok
         for step in range(1, 9):
             assert difference(tree(LEARNER, step), store.restore(step)) is None
+
+
+def test_one_step_of_adamw_costs_its_first_moments(store_path: Path) -> None:
+    """What the guide promises of commits one optimizer step apart: weights and second moments cost next to nothing."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(1024, 1024) / 32)
+    optimizer = torch.optim.AdamW([weight], lr=1e-4)
+    steps: dict[int, Any] = {}
+    with open_store(store_path) as store:
+        for step in range(1, 4):
+            weight.grad = torch.randn_like(weight)
+            optimizer.step()
+            snapshot = store.commit(step, {"net": {"weight": weight.data}, "optimizer": optimizer})
+            steps[step] = weight.detach().clone(), optimizer.state[weight]["exp_avg_sq"].clone()
+        assert snapshot.logical_bytes > 12 << 20
+        assert snapshot.stored_bytes < (4 << 20) * 1.1  # of 12 MiB: the first moments, plain
+        for step, (kept, moment) in steps.items():
+            restored = store.restore(step)
+            assert torch.equal(restored["net"]["weight"], kept)
+            assert torch.equal(restored["optimizer"]["state"][0]["exp_avg_sq"], moment)
