@@ -1,7 +1,9 @@
 """Copies of captured components in reused memory, so that training may go on while they are written.
 
-Two *generations* of buffers alternate; a generation is taken by `stage` and given back by `release`. Buffers grow to
-what is needed and stay: fresh pages cost seven times a warm copy, and are paid once. All blocks of a component in CPU
+Each component has two *slots* that alternate (more where more saves may be under way); a slot is taken by `stage` and
+given back by `release`. Components that are saved at different rates do not disturb each other's. Buffers grow to what
+is needed and stay: fresh pages cost seven times a warm copy, and are paid once, by `reserve` if that is called. All
+blocks of a component in CPU
 memory are copied by one `torch._foreach_copy_` over views that are kept as long as the addresses stay the same: one
 call gives up the GIL once, where a copy per tensor would queue behind every busy Python thread. The views are pieces of
 at most 512 KiB, which torch copies on the calling thread, so that neither the user's thread count nor a busy core
@@ -14,6 +16,7 @@ samples of the copy with the live memory. What moved is refused.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from casckpt.errors import BusyError, ConcurrentMutationError
@@ -22,16 +25,17 @@ from casckpt.state.capture import Captured
 from casckpt.state.memory import window
 from casckpt.state.walk import Kept
 
-GENERATIONS = 2
+SLOT_COUNT = 2
 _ALIGNMENT = 64
 _STEP = 8 << 20  # bytes of a device or strided block copied at a time
 _SAMPLE_COUNT, _SAMPLE_SIZE = 64, 512
 
 
 class _Slot:
-    """One component's buffer in one generation, with the views of its last copy."""
+    """One of a component's buffers, with the views of its last copy."""
 
     def __init__(self) -> None:
+        self.taken_by: list[Captured] | None = None
         self.buffer: Any = None
         self.address = 0
         self.capacity = 0
@@ -114,20 +118,41 @@ def _allocate(size: int) -> tuple[Any, int]:
 
 
 class Staging:
-    """Two generations of buffers for copies of captured components. One thread stages at a time.
+    """Slots for copies of captured components. One thread stages at a time; any thread may release.
 
-    Memory: at most twice the state, once two generations have been used.
+    Args:
+        slot_count: how many copies of a component there may be at once.
+
+    Memory: at most `slot_count` times the state.
     """
 
-    def __init__(self) -> None:
-        self._generations: list[dict[str, _Slot]] = [{} for _ in range(GENERATIONS)]
-        self._taken: list[list[Captured] | None] = [None] * GENERATIONS
-        self._latest = 0
+    def __init__(self, slot_count: int = SLOT_COUNT) -> None:
+        self.slot_count = slot_count
+        self._slots: dict[str, list[_Slot]] = {}
         self._copies: dict[str, Captured] = {}
 
     def latest(self) -> dict[str, Captured]:
         """The last copy of each component, whose memory a later `stage` writes over; empty before the first."""
         return dict(self._copies)
+
+    def reserve(self, captured: list[Captured]) -> None:
+        """Allocate and touch the memory for `slot_count` copies, so that no later `stage` pays for fresh pages."""
+        for one in captured:
+            for slot in self._slots_of(one.component):
+                if slot.taken_by is None:
+                    slot.fit(one)
+                    slot.extents = None  # the next copy makes its views
+
+    def keep(self, components: Collection[str]) -> None:
+        """Let go of the memory of all other components."""
+        for component in self._slots.keys() - set(components):
+            if all(slot.taken_by is None for slot in self._slots[component]):
+                del self._slots[component]
+                self._copies.pop(component, None)
+
+    def has_room(self, component: str) -> bool:
+        """Whether a copy of this component could be taken now."""
+        return any(slot.taken_by is None for slot in self._slots_of(component))
 
     def stage(self, captured: list[Captured]) -> list[Captured]:
         """Copy every block; the result is valid until it is given to `release`.
@@ -135,36 +160,39 @@ class Staging:
         Cost when warm: about one memcpy of the bytes. The calling thread copies; other Python threads run meanwhile.
 
         Raises:
-            BusyError: both generations are in use.
+            BusyError: all slots of a component are in use.
             ConcurrentMutationError: something wrote to the state during the copy; nothing is taken.
         """
-        number = self._free_generation()
-        slots = self._generations[number]
+        slots = [self._free_slot(one.component) for one in captured]
         staged = []
-        for one in captured:
-            slot = slots.setdefault(one.component, _Slot())
+        for slot, one in zip(slots, captured, strict=True):
             slot.copy(one)
             staged.append(slot.captured(one))
         _refuse_moved(captured, staged)
-        for component in slots.keys() - {one.component for one in captured}:
-            del slots[component]
-        self._taken[number] = staged
-        self._latest = number
-        self._copies = {one.component: one for one in staged}
+        for slot, one in zip(slots, staged, strict=True):
+            slot.taken_by = staged
+            others = self._slots[one.component]
+            others.append(others.pop(others.index(slot)))  # the one used longest ago comes first
+        self._copies.update({one.component: one for one in staged})
         return staged
 
-    def _free_generation(self) -> int:
-        for step in range(1, GENERATIONS + 1):
-            number = (self._latest + step) % GENERATIONS
-            if self._taken[number] is None:
-                return number
-        raise BusyError("both staging buffers hold commits that are still being written. Wait for one of them.")
+    def _slots_of(self, component: str) -> list[_Slot]:
+        return self._slots.setdefault(component, [_Slot() for _ in range(self.slot_count)])
+
+    def _free_slot(self, component: str) -> _Slot:
+        for slot in self._slots_of(component):
+            if slot.taken_by is None:
+                return slot
+        raise BusyError(
+            f"all staging buffers of {component!r} hold commits that are still being written. Wait for one of them."
+        )
 
     def release(self, staged: list[Captured]) -> None:
-        """Give a generation back; the staged components may not be read afterwards."""
-        for number, taken in enumerate(self._taken):
-            if taken is staged:
-                self._taken[number] = None
+        """Give slots back; the staged components may not be read afterwards."""
+        for slots in list(self._slots.values()):
+            for slot in slots:
+                if slot.taken_by is staged:
+                    slot.taken_by = None
 
 
 def _refuse_moved(captured: list[Captured], staged: list[Captured]) -> None:

@@ -41,6 +41,7 @@ class System:
 
     file_system: FileSystem = field(default_factory=LocalFileSystem)
     time_ns: Callable[[], int] = time.time_ns
+    monotonic_s: Callable[[], float] = time.monotonic
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     host: str = field(default_factory=socket.gethostname)
 

@@ -1,8 +1,8 @@
 """Commits on a thread of their own: the caller pays for staging, the thread for everything else.
 
-At most two saves are under way, one being written and one staged behind it; a third waits for the first. A failure is
-never silent: it is raised by the handle's `result()`, and if nobody asked there, by the store's next call and by
-`close()`.
+At most two saves are under way, one being written and one staged behind it; a third waits for the first
+(`Store.reserve` may allow more). A failure is never silent: it is raised by the handle's `result()`, and if nobody
+asked there, by the store's next call and by `close()`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class SaveHandle:
     Attributes:
         step: the step being committed.
         stall_s: seconds that `commit_async` kept the caller.
+        work_s: seconds that hashing, writing and publishing took, by the store's monotonic clock; 0 until it is done.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.stall_s = 0.0
+        self.work_s = 0.0
         self._done = threading.Event()
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
@@ -90,22 +92,29 @@ def _tell_unseen(seen: threading.Event, message: str) -> None:
 
 
 class Background:
-    """The saves of one store handle, in order, on one thread that lives while there is work."""
+    """Saves of one store handle, in order, on one thread that lives while there is work.
 
-    def __init__(self) -> None:
+    Args:
+        clock: monotonic seconds, for `work_s`.
+        in_flight_max: how many saves may be under way.
+    """
+
+    def __init__(self, clock: Callable[[], float], in_flight_max: int = IN_FLIGHT_MAX) -> None:
+        self.in_flight_max = in_flight_max
+        self._clock = clock
         self._lock = threading.Condition()
         self._queue: list[tuple[SaveHandle, Callable[[], Snapshot]]] = []
         self._handles: list[SaveHandle] = []
         self._thread: threading.Thread | None = None
 
     def make_room(self, timeout_s: float) -> None:
-        """Wait until a save may be staged: fewer than two under way."""
+        """Wait until a save may be staged: fewer than `in_flight_max` under way."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            while len(self._queue) >= IN_FLIGHT_MAX:
+            while len(self._queue) >= self.in_flight_max:
                 if not self._lock.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise BusyError(
-                        f"two background commits are still under way after {timeout_s} s (steps "
+                        f"{len(self._queue)} background commits are still under way after {timeout_s} s (steps "
                         f"{[handle.step for handle, _ in self._queue]}). Commit less often or raise lock_timeout_s.",
                         holder="this handle's background thread",
                     )
@@ -129,8 +138,11 @@ class Background:
                     self._thread = None
                     return
                 handle, work = self._queue[0]
+            started = self._clock()
             try:
-                handle._finish(work(), None)
+                snapshot = work()
+                handle.work_s = self._clock() - started
+                handle._finish(snapshot, None)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits for this save
                 handle._finish(None, error)
                 atexit.register(_tell_unseen, handle._seen, _message(handle))  # should nobody ask before the end

@@ -81,7 +81,8 @@ class Drafter:
         for name, value in state.items():
             previous = self._captured.get(check_name(name, "component"))
             captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
-        self._captured = captured
+        kept = {name: self._captured[name] for name in inherit if name in self._captured}
+        self._captured = {**kept, **captured}
         return Draft(number, captured, *plain, context, inherit, drop, necessity, levels)
 
     def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:

@@ -8,9 +8,6 @@ take turns, reads run beside them. `restore` and everything that lists are pure 
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -23,29 +20,26 @@ from casckpt.errors import (
     MismatchError,
     NotFoundError,
     ReadOnlyError,
-    StepOrderError,
     StorageError,
     UnsupportedFormatError,
 )
 from casckpt.format.document import StoreDocument, unknown_features
 from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
-from casckpt.format.snapshot import Context as ContextObject
 from casckpt.ids import SnapshotId, StoreId, short
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
-from casckpt.state.capture import Captured
 from casckpt.state.peek import next_draws
-from casckpt.state.staging import Staging
 from casckpt.storage.process import System
-from casckpt.store.background import Background, SaveHandle
-from casckpt.store.catalog import Catalog, check_name, check_step
+from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
+from casckpt.store.catalog import Catalog, check_name
 from casckpt.store.choose import Choice, Chooser
 from casckpt.store.commit import Committer
 from casckpt.store.compare import Diff, compare
 from casckpt.store.draft import Draft, Drafter, Options
 from casckpt.store.restore import Restorer
+from casckpt.store.saver import Saver
 from casckpt.store.settle import plain_labels, plain_metrics
 from casckpt.store.turns import Turns
 from casckpt.store.usage import measure
@@ -94,10 +88,8 @@ class Store:
         )
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         self._drafter = Drafter()
-        self._background = Background()
-        self._staging: Staging | None = None
-        self._staging_lock = threading.Lock()  # one thread stages at a time
-        self._staged_context: ContextObject | None = None
+        self._saver = Saver(self._committer, self._drafter, self._turns, self._commit, system.monotonic_s)
+        self._background = self._saver.background
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())
 
@@ -187,31 +179,24 @@ class Store:
             ConcurrentMutationError: a tensor changed while it was copied.
             Otherwise as `commit`, as far as it shows before writing.
         """
-        started = time.perf_counter()
         options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
-        with self._writing("commit_async", wait=False), self._staging_lock:
-            self._background.raise_failures()
-            self._check_step_after(check_step(step), self._background.last_step())
-            self._background.make_room(self._turns.timeout_s)
-            draft = self._drafter.draft(step, state, self._context_to_come(), options)
-            if self._staging is None:
-                self._staging = Staging()
-            previous = self._staging.latest()
-            try:
-                staged = self._staging.stage(list(draft.captured.values()))
-            finally:
-                draft.release()
-            draft.previous = previous
-            draft.captured = dict(zip(draft.captured, staged, strict=True))
-            self._staged_context = draft.context
-            handle = SaveHandle(draft.step)
-            self._background.start(handle, functools.partial(self._commit_staged, draft, staged))
-            handle.stall_s = time.perf_counter() - started
-            return handle
+        with self._writing("commit_async", wait=False):
+            return self._saver.save(step, state, options)
 
-    def _context_to_come(self) -> ContextObject | None:
-        """The context that the next background commit continues: of the last one under way, else of the position."""
-        return self._committer.context() if self._background.last_step() is None else self._staged_context
+    def reserve(self, state: Mapping[str, Any], *, in_flight_max: int = IN_FLIGHT_MAX) -> None:
+        """Allocate what `commit_async` needs to copy these components: its first calls are then as fast as later ones.
+
+        Args:
+            state: component name → state, as for `commit`. Nothing of it is copied.
+            in_flight_max: how many saves may be under way before `commit_async` waits; at least two copies are kept.
+
+        Cost: touching that many times the bytes of the state; held until the store is closed.
+
+        Raises:
+            UnsupportedStateError: a leaf cannot be stored; `path` names it.
+        """
+        with self._writing("reserve", wait=False):
+            self._saver.reserve({check_name(name, "component"): value for name, value in state.items()}, in_flight_max)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for all background commits.
@@ -224,26 +209,12 @@ class Store:
         self._background.wait(timeout_s)
         self._background.raise_failures()
 
-    def _commit_staged(self, draft: Draft, staged: list[Captured]) -> Snapshot:
-        assert self._staging is not None
-        try:
-            with self._turns.take("background commit", is_patient=True):
-                return self._commit(draft)
-        finally:
-            self._staging.release(staged)
-
     def _commit(self, draft: Draft) -> Snapshot:
         before = self._committer.position.snapshot
         snapshot = self._committer.commit(draft)
         if before is not None and snapshot.id == before.hex():  # the step was there already, with equal content
             return self._annotate(before, draft.metrics, draft.labels)
         return snapshot
-
-    def _check_step_after(self, step: int, last: int | None) -> None:
-        if last is not None and step <= last:
-            raise StepOrderError(
-                f"step {step} does not come after {last}, whose background commit is under way", step=step
-            )
 
     # --- restore ---
 
@@ -646,7 +617,7 @@ class Store:
         finally:
             self._turns.end()
             self._keeper.close()
-            self._staging = None
+            self._saver.forget()
 
     def __enter__(self) -> Store:
         return self

@@ -70,6 +70,35 @@ def test_memory_that_moved_or_grew_between_commits_is_copied_from_where_it_is_no
         staging.release(staged)
 
 
+def test_a_component_left_out_of_some_copies_keeps_its_memory_and_its_last_copy() -> None:
+    staging = Staging()
+    full, light = {"big": torch.ones(100_000)}, {"small": torch.ones(3)}
+    addresses = []
+    for value in range(4):
+        full["big"].fill_(value)
+        staged = staging.stage([capture("full", full), capture("light", light)])
+        addresses.append(staged[0].blocks.addresses[0])
+        expected = contents(staged[0])
+        staging.release(staged)
+        for _ in range(3):
+            staging.release(staging.stage([capture("light", light)]))
+        assert contents(staging.latest()["full"]) == expected
+    assert addresses[0] == addresses[2] != addresses[1] == addresses[3]
+    staging.keep({"light"})
+    assert list(staging.latest()) == ["light"]
+
+
+def test_memory_that_was_reserved_serves_the_first_copies() -> None:
+    staging, live = Staging(), state()
+    captured = capture("c", live)
+    staging.reserve([captured])
+    reserved = [slot.address for slot in staging._slots["c"]]
+    expected = contents(captured)
+    first, second = staging.stage([captured]), staging.stage([captured])
+    assert contents(first[0]) == contents(second[0]) == expected
+    assert [one[0].blocks.addresses[0] for one in (first, second)] == reserved
+
+
 def test_a_third_generation_waits_for_a_release() -> None:
     staging = Staging()
     captured = capture("c", {"a": torch.ones(4)})

@@ -196,8 +196,8 @@ def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_not
     with open_store(store_path, run=LEARNER, level=level) as store:
         for step in range(1, 9):
             store.commit_async(step, tree(LEARNER, step)).result()
-            for generation in store._staging._generations:
-                for slot in generation.values():
+            for slots in store._saver._staging._slots.values():
+                for slot in slots:
                     memory = window(slot.address, slot.capacity, writable=True)
                     np.frombuffer(memory, np.uint8)[step::4099] ^= 1
         check_depths(store)

@@ -1,0 +1,112 @@
+"""Saves in the background: state is copied aside by the caller, and committed from the copy by a thread.
+
+One `Saver` belongs to one store handle. It owns the staging memory and the thread, and knows the context that the next
+save continues while an earlier one is still under way.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from casckpt.errors import StepOrderError
+from casckpt.format.snapshot import Context
+from casckpt.state.capture import Captured, capture
+from casckpt.state.staging import Staging
+from casckpt.store.background import IN_FLIGHT_MAX, Background, SaveHandle
+from casckpt.store.catalog import check_step
+from casckpt.store.commit import Committer
+from casckpt.store.draft import Draft, Drafter, Options
+from casckpt.store.turns import Turns
+from casckpt.store.values import Snapshot
+
+
+class Saver:
+    """The background saves of one store handle.
+
+    Args:
+        commit: commits a draft; called with the handle's turn taken.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        drafter: Drafter,
+        turns: Turns,
+        commit: Callable[[Draft], Snapshot],
+        clock: Callable[[], float],
+    ) -> None:
+        self._committer = committer
+        self._drafter = drafter
+        self._turns = turns
+        self._commit = commit
+        self.background = Background(clock)
+        self._staging: Staging | None = None
+        self._lock = threading.Lock()  # one thread stages at a time
+        self._staged_context: Context | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], options: Options) -> SaveHandle:
+        """Stage a commit and start it; see `Store.commit_async`."""
+        started = time.perf_counter()
+        with self._lock:
+            self.background.raise_failures()
+            _check_step_after(check_step(step), self.background.last_step())
+            self.background.make_room(self._turns.timeout_s)
+            draft = self._drafter.draft(step, state, self._context_to_come(), options)
+            staging = self._staging_memory()
+            previous = staging.latest()
+            try:
+                staged = staging.stage(list(draft.captured.values()))
+            finally:
+                draft.release()
+            staging.keep({*draft.captured, *draft.inherit})
+            draft.previous = previous
+            draft.captured = dict(zip(draft.captured, staged, strict=True))
+            self._staged_context = draft.context
+            handle = SaveHandle(draft.step)
+            self.background.start(handle, functools.partial(self._commit_staged, draft, staged, staging))
+            handle.stall_s = time.perf_counter() - started
+            return handle
+
+    def reserve(self, state: Mapping[str, Any], in_flight_max: int) -> None:
+        """Allocate staging memory; see `Store.reserve`."""
+        with self._lock:
+            if in_flight_max != self.background.in_flight_max:
+                self.background.wait()
+                self.background.in_flight_max = in_flight_max
+                self._staging = None
+            captured = [capture(name, value) for name, value in state.items()]
+            try:
+                self._staging_memory().reserve(captured)
+            finally:
+                for each in captured:
+                    each.release()
+
+    def forget(self) -> None:
+        """Let go of the staging memory."""
+        self._staging = None
+
+    def _staging_memory(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(max(IN_FLIGHT_MAX, self.background.in_flight_max))
+        return self._staging
+
+    def _context_to_come(self) -> Context | None:
+        """The context that the next save continues: of the last one under way, else of the position."""
+        return self._committer.context() if self.background.last_step() is None else self._staged_context
+
+    def _commit_staged(self, draft: Draft, staged: list[Captured], staging: Staging) -> Snapshot:
+        try:
+            with self._turns.take("background commit", is_patient=True):
+                return self._commit(draft)
+        finally:
+            staging.release(staged)
+
+
+def _check_step_after(step: int, last: int | None) -> None:
+    if last is not None and step <= last:
+        raise StepOrderError(f"step {step} does not come after {last}, whose background commit is under way", step=step)
