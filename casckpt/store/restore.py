@@ -184,14 +184,15 @@ class Restorer:
         """Fill live objects; see `Store.restore_into`. Returns facts per component, and casts."""
         snapshot = self._catalog.load(snapshot_id)
         unknown = sorted(set(targets) - set(snapshot.components))
-        if unknown:
+        if unknown and strict:
             raise MismatchError(
                 f"step {snapshot.step} has no component {unknown}; it has {sorted(snapshot.components)}. "
                 "Restore under the names that were committed.",
                 missing=unknown,
             )
-        stored = {name: self.load(name, snapshot.components[name]) for name in targets}
-        live = self._match(targets, stored, strict=strict, cast=cast)
+        wanted = {name: target for name, target in targets.items() if name in snapshot.components}
+        stored = {name: self.load(name, snapshot.components[name]) for name in wanted}
+        live = self._match(wanted, stored, strict=strict, cast=cast)
         scalars = self._scalars(stored)
         for name, target in live.items():
             target.check(scalars[name], allow_pickle)

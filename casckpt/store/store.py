@@ -8,7 +8,7 @@ take turns, reads run beside them. `restore` and everything that lists are pure 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -272,7 +272,8 @@ class Store:
             targets: component name → live object (module, optimizer, tree of tensors, `RngState`, …).
             strict: names, shapes and dtypes must agree. Lists and deques of a plain tree take the snapshot's length,
                 and a live None takes what is stored. Without it, stored names that the live object lacks are added,
-                and other shapes replaced, where a plain container can take them.
+                and other shapes replaced, where a plain container can take them; targets that the snapshot does not
+                have are left alone and reported.
             atomic: read and verify everything before the first target is touched (two passes over the data).
             cast: allow another dtype; the report gives the largest change per leaf.
             Others as for `restore`.
@@ -324,13 +325,15 @@ class Store:
         atomic: bool = True,
         cast: bool = False,
         branch: str | None = None,
+        leave: Sequence[str] = (),
         allow_mixed: bool = False,
         allow_pickle: bool = False,
         schema_version: int | None = None,
     ) -> RestoreReport:
         """`restore_into`, and move this handle: the next commit continues from that snapshot.
 
-        With `strict`, every component of the snapshot needs a target, so that nothing starts over in silence.
+        With `strict`, every component of the snapshot needs a target or its name in `leave`, so that nothing starts
+        over in silence.
 
         Returns:
             A report that prints as one screen. `is_fresh` is true when nothing of this run is in the store and
@@ -346,7 +349,7 @@ class Store:
             if found is None:
                 return RestoreReport(None)
             if strict:
-                self._check_all_given(found[0], targets)
+                self._check_all_given(found[0], {*targets, *leave})
             report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
             self._committer.stand_at(self._chooser.position_at(found[0], branch, heads))
             return report
@@ -368,14 +371,15 @@ class Store:
         snapshot = self._catalog.info(snapshot_id)
         draws = {name: value for target in targets.values() for name, value in next_draws(target).items()}
         left = tuple(sorted(set(snapshot.components) - set(targets)))
-        return RestoreReport(snapshot, facts, left, tuple(skipped), casts, draws)
+        not_stored = tuple(sorted(set(targets) - set(snapshot.components)))
+        return RestoreReport(snapshot, facts, left, tuple(skipped), casts, draws, not_stored)
 
-    def _check_all_given(self, snapshot_id: SnapshotId, targets: Mapping[str, Any]) -> None:
-        left = sorted(set(self._catalog.load(snapshot_id).components) - set(targets))
+    def _check_all_given(self, snapshot_id: SnapshotId, named: Collection[str]) -> None:
+        left = sorted(set(self._catalog.load(snapshot_id).components) - set(named))
         if left:
             raise MismatchError(
                 f"the snapshot also has {left}, for which no target is given; they would start over in silence. Give "
-                "them, or pass strict=False.",
+                "them, name them in leave=, or pass strict=False.",
                 differences=[(name, "a component", "no target") for name in left],
             )
 

@@ -155,6 +155,7 @@ class RestoreReport(Value):
         skipped: newer snapshots that were passed over, and why.
         casts: largest absolute change per leaf whose dtype was changed on request.
         next_draws: what each restored random stream gives next.
+        not_stored: targets that the snapshot does not have, and that were left alone (only without `strict`).
     """
 
     snapshot: Snapshot | None
@@ -163,6 +164,7 @@ class RestoreReport(Value):
     skipped: tuple[str, ...] = ()
     casts: Mapping[str, float] = field(default_factory=dict)
     next_draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    not_stored: tuple[str, ...] = ()
 
     @property
     def is_fresh(self) -> bool:
@@ -186,6 +188,7 @@ class RestoreReport(Value):
                 f"{facts['manifest'][:16]}"
             )
         lines += [f"  not restored: {', '.join(self.not_restored)}"] if self.not_restored else []
+        lines += [f"  not in the snapshot: {', '.join(self.not_stored)}"] if self.not_stored else []
         lines += [f"  passed over: {reason}" for reason in self.skipped]
         lines += [f"  cast {path}: largest change {change:g}" for path, change in self.casts.items()]
         lines += [
