@@ -5,7 +5,7 @@ This file imports neither NumPy nor zstandard.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
 from casckpt.codec.level import COST_UNIT, PREDICTED_PRICE, Level, decode_cost
 
 FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
+CERTAIN = 0.5  # share of the next best form under which a prediction is the one: others are not tried any more
+_MISSES_MAX = FAILURES_MAX + TRIAL_INTERVAL
 MARGIN = 0.005  # of the chunk: what a base has to save, however cheap it is
 
 
@@ -22,8 +24,9 @@ class Memory:
 
     Attributes:
         cost: decoding cost of the last record, its bases included.
-        prediction: the candidate that held last.
+        prediction: the candidate that held last, if it held so well that it is the right one.
         wants_bases: whether a form with bases was the choice, or would have been if it cost less.
+        difference_cost: decoding cost that a difference likely adds; 0 when that is not known.
     """
 
     standalone: Hint = field(default_factory=Hint)
@@ -33,11 +36,11 @@ class Memory:
     _alone_share: float = 1.0  # size without a base, as a share of the chunk
     _difference_share: float | None = None  # None: not known, 1.0: does not pay
     _failures: int = 0  # differences in a row that did not pay
-    _difference_cost: int = 0
+    difference_cost: int = 0
     _uses: int = 0
-    _predictions: dict[int, Hint] = field(default_factory=dict)
-    prediction: int | None = None
-    _prediction_failures: int = 0
+    _predictions: dict[Hashable, Hint] = field(default_factory=dict)
+    prediction: Hashable = None
+    _misses: dict[Hashable, int] = field(default_factory=dict)  # by candidate: failures in a row, then uses left out
 
     def is_trial_due(self) -> bool:
         """Whether this use, which is counted, has to measure everything."""
@@ -62,25 +65,28 @@ class Memory:
         """Remember what a difference takes; None: too much."""
         self._failures = self._failures + 1 if form is None else 0
         self._difference_share = 1.0 if form is None else _share(form, plain_size)
-        self._difference_cost = 0 if form is None else decode_cost(form, plain_size)
+        self.difference_cost = 0 if form is None else decode_cost(form, plain_size)
 
-    def predictions_to_try(self, count: int) -> Sequence[int]:
-        """Which of `count` candidates to try: the one that held, or all, but not again at once after none did."""
-        if self.prediction is not None and self.prediction < count:
-            return (self.prediction,)
-        if self._prediction_failures:
-            self._prediction_failures -= 1
-            return ()
-        return range(count)
+    def predictions_to_try(self, candidates: Sequence[Hashable]) -> Sequence[int]:
+        """Positions of the candidates to try: the one that is right, or all but those that failed again and again."""
+        if self.prediction is not None and self.prediction in candidates:
+            return (candidates.index(self.prediction),)
+        return [at for at, each in enumerate(candidates) if self._misses.get(each, 0) < FAILURES_MAX]
 
-    def prediction_hint(self, number: int) -> Hint:
+    def prediction_hint(self, candidate: Hashable) -> Hint:
         """What paid for a candidate."""
-        return self._predictions.setdefault(number, Hint())
+        return self._predictions.setdefault(candidate, Hint())
 
-    def learn_prediction(self, number: int | None) -> None:
-        """Remember which candidate held; None: none did."""
-        self.prediction = number
-        self._prediction_failures = 0 if number is not None else TRIAL_INTERVAL
+    def learn_predictions(self, held: Hashable, share: float, failed: Iterable[Hashable]) -> None:
+        """Remember one use: which candidate was the best, at what share of the chunk, and which did not hold.
+
+        One that failed FAILURES_MAX times in a row is left out for TRIAL_INTERVAL uses; the others are not.
+        """
+        is_certain = held is not None and share < CERTAIN * min(self._alone_share, self.difference_share)
+        self.prediction = held if is_certain else None
+        misses = {each: count + 1 for each, count in self._misses.items() if FAILURES_MAX <= count < _MISSES_MAX - 1}
+        misses |= {each: self._misses.get(each, 0) + 1 for each in failed}
+        self._misses = misses
 
     def learn_cost(self, cost: int, *, has_bases: bool) -> None:
         """Remember what the last record costs, for the budget of the next commit."""
@@ -102,9 +108,9 @@ class Memory:
         return 1.0 if self._difference_share is None else self._difference_share
 
     @property
-    def difference_cost(self) -> int:
-        """Decoding cost that a difference likely adds; 0 when that is not known."""
-        return self._difference_cost
+    def is_difference_known(self) -> bool:
+        """Whether a difference was measured since the last trial."""
+        return self._difference_share is not None
 
 
 class Limits(NamedTuple):

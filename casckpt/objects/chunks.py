@@ -8,7 +8,7 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
@@ -40,10 +40,14 @@ class OperandRef(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a chunk may follow from: candidate models, and the operands in the order of their kind."""
+    """What a chunk may follow from: candidate models, and the operands in the order of their kind.
+
+    `key` names the candidate in the memory of its leaf: it stays when other candidates come or go.
+    """
 
     models: Sequence[Model]
     operands: Sequence[OperandRef]
+    key: Hashable = None
 
 
 class ChunkTask(NamedTuple):
@@ -66,6 +70,10 @@ class ChunkTask(NamedTuple):
     def operands(self, number: int) -> set[tuple[int, bool]]:
         """Positions of the operands of one candidate, each with whether it is of the parent snapshot."""
         return {(at, ref.is_before) for ref in self.predictions[number].operands for at in ref.positions}
+
+    def candidates(self) -> Sequence[int]:
+        """The predictions that are worth a trial now, by what the leaf's memory says."""
+        return self.memory.predictions_to_try([each.key for each in self.predictions])
 
 
 class Outcome(NamedTuple):
@@ -188,12 +196,12 @@ class _Batch:
                     wanted += [self._tasks[each].known_id for each, is_before in operands if is_before]
         bases.fetch(each for each in wanted if each is not None)
 
-    def _candidates(self, at: int) -> Iterable[int]:
+    def _candidates(self, at: int) -> Sequence[int]:
         task = self._tasks[at]
         if not task.limits.level.has_predictions:
             return ()
         allowed = self._encoder.allowed(at)
-        return [number for number in task.memory.predictions_to_try(len(task.predictions)) if number in allowed]
+        return [number for number in task.candidates() if number in allowed]
 
     def _is_predictable(self, at: int, number: int, bases: Bases) -> bool:
         """Whether the operands that are in the store already can be bases and are cheap enough."""
@@ -213,7 +221,9 @@ class _Batch:
 
     def encode(self, at: int) -> Outcome:
         task, object_id = self._tasks[at], self._ids[at]
-        outcome = self._predicted(at) or self._best(at)
+        outcome = self._predicted(at)
+        if outcome is None or (task.memory.prediction is None and not task.memory.is_difference_known):
+            outcome = min(filter(None, (outcome, self._best(at))), key=_stored_size)
         if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW:
             self.relied_on.add(at)
         task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
@@ -224,24 +234,23 @@ class _Batch:
         return outcome
 
     def _predicted(self, at: int) -> Outcome | None:
-        """The chunk by the first candidate that holds."""
-        bases = self._bases
-        if bases is None:
+        """The chunk by the candidate that takes least, if one holds."""
+        task, bases = self._tasks[at], self._bases
+        if bases is None or not task.predictions:
             return None
-        memory = self._tasks[at].memory
-        has_failed = False
+        ceiling = task.memory.ceiling(task.size, min(task.memory.difference_share, 1 - task.limits.gain_min))
+        best, held, failed = None, None, []
         for number in self._candidates(at):
             inputs = self._inputs(at, number, bases) if self._is_predictable(at, number, bases) else None
             if inputs is None:
                 continue  # not now: that says nothing of whether it would hold
-            outcome = self._predict(at, number, inputs)
+            outcome = self._predict(at, number, inputs, ceiling if best is None else _stored_size(best))
             if outcome is not None:
-                memory.learn_prediction(number)
-                return outcome
-            has_failed = True
-        if has_failed:
-            memory.learn_prediction(None)
-        return None
+                best, held = outcome, task.predictions[number].key
+            elif best is None:
+                failed.append(task.predictions[number].key)
+        task.memory.learn_predictions(held, _stored_size(best) / task.size if best else 1.0, failed)
+        return best
 
     def _inputs(self, at: int, number: int, bases: Bases) -> _Inputs | None:
         """What a chunk is predicted from, unless something is missing or it would cost too much."""
@@ -270,14 +279,12 @@ class _Batch:
             return None
         return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
 
-    def _predict(self, at: int, number: int, inputs: _Inputs) -> Outcome | None:
+    def _predict(self, at: int, number: int, inputs: _Inputs, ceiling: int) -> Outcome | None:
         from casckpt.codec.prediction import encode_prediction
 
-        task, memory = self._tasks[at], self._tasks[at].memory
-        ceiling = memory.ceiling(task.size, min(memory.difference_share, 1 - task.limits.gain_min))
-        hint = memory.prediction_hint(number)
-        models = task.predictions[number].models
-        form = encode_prediction(self._plains[at], models, inputs.operands, hint, ceiling=ceiling)
+        task, prediction = self._tasks[at], self._tasks[at].predictions[number]
+        hint = task.memory.prediction_hint(prediction.key)
+        form = encode_prediction(self._plains[at], prediction.models, inputs.operands, hint, ceiling=ceiling)
         if form is None or form.rejected is not None:
             return None
         self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)
@@ -338,11 +345,8 @@ class Groups:
         predicted = [at for at, task in enumerate(tasks) if task.predictions]
         # Those whose candidate is known first: the others may have many that are wrong.
         for at in sorted(predicted, key=lambda at: tasks[at].memory.prediction is None):
-            task = tasks[at]
-            known = task.memory.prediction
-            for number in range(len(task.predictions)) if known is None else (known,):
-                if number < len(task.predictions):
-                    self._allow(task, at, number)
+            for number in tasks[at].candidates():
+                self._allow(tasks[at], at, number)
         for at in predicted:
             self._rank(tasks, at, set())
 
@@ -387,6 +391,12 @@ class Groups:
         for at in range(len(self._roots)):
             groups.setdefault(self._root(at), []).append(at)
         return list(groups.values())
+
+
+def _stored_size(outcome: Outcome) -> int:
+    """What a record takes, but for its bases' ids."""
+    assert outcome.encoded is not None
+    return outcome.encoded.stored_size + len(outcome.encoded.params)
 
 
 def moved(object_id: ObjectId) -> ConcurrentMutationError:

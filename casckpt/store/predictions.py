@@ -39,7 +39,8 @@ class Predictions:
     def _prediction(self, relation: Relation, component: str, block: int, start: int, stop: int) -> Prediction:
         _, itemsize = self._block(component, block)
         items = range(start // itemsize, stop // itemsize)
-        return Prediction(relation.models, [self._operand(place, items) for place in relation.operands])
+        operands = [self._operand(place, items) for place in relation.operands]
+        return Prediction(relation.models, operands, (relation.kind, relation.operands))
 
     def _operand(self, place: Place, items: range) -> OperandRef:
         first, itemsize = self._block(place.component, place.block)

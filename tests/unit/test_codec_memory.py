@@ -1,0 +1,48 @@
+"""What a leaf remembers of its predictions: one that fails costs itself, never the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from casckpt.codec.contract import TRIAL_INTERVAL
+from casckpt.codec.memory import FAILURES_MAX, Memory
+
+CANDIDATES = ("wrong", "right", "other")
+
+
+def _tried(memory: Memory) -> list[str]:
+    return [CANDIDATES[at] for at in memory.predictions_to_try(CANDIDATES)]
+
+
+def test_candidate_that_fails_again_and_again_is_left_out_alone_and_comes_back() -> None:
+    memory = Memory()
+    for _ in range(FAILURES_MAX):
+        assert _tried(memory) == list(CANDIDATES)
+        memory.learn_predictions(None, 1.0, ["wrong"])
+    uses = 0
+    while "wrong" not in _tried(memory):
+        assert _tried(memory) == ["right", "other"]
+        memory.learn_predictions(None, 1.0, [])
+        uses += 1
+    assert uses == TRIAL_INTERVAL
+
+
+def test_candidate_that_held_is_tried_alone_until_it_fails_once() -> None:
+    memory = Memory()
+    memory.learn_predictions("right", 0.01, ["wrong"])
+    assert _tried(memory) == ["right"]
+    memory.learn_predictions(None, 1.0, ["right"])
+    assert _tried(memory) == list(CANDIDATES)
+
+
+def test_candidate_that_other_candidates_replaced_is_forgotten() -> None:
+    memory = Memory()
+    memory.learn_predictions("of another tree", 0.01, [])
+    assert _tried(memory) == list(CANDIDATES)
+
+
+@pytest.mark.parametrize(("share", "is_certain"), [(0.49, True), (0.51, False)])
+def test_candidate_that_saves_little_does_not_keep_the_others_from_being_tried(share: float, is_certain: bool) -> None:
+    memory = Memory()
+    memory.learn_predictions("wrong", share, [])
+    assert _tried(memory) == (["wrong"] if is_certain else list(CANDIDATES))
