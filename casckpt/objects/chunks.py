@@ -108,7 +108,10 @@ class ChunkEncoder:
         self._groups = Groups(tasks)
 
     def process(self, batch: Sequence[int]) -> list[Outcome]:
-        """Hash the chunks at these positions and encode the new ones; outcomes in the order of `batch`.
+        """Hash the chunks at these positions and encode the new ones.
+
+        Returns:
+            Outcomes of those that are not what the parent snapshot has in their place, in the order of `batch`.
 
         Raises:
             ConcurrentMutationError: memory that something was computed from is no longer what was hashed.
@@ -117,31 +120,33 @@ class ChunkEncoder:
         plains = {at: tasks[at].read() for at in batch}
         ids = {at: digest(plain) for at, plain in plains.items()}
         unknown = [at for at in batch if ids[at] != tasks[at].known_id]
-        present = self.is_present([ids[at] for at in unknown]) if unknown else ()
+        if not unknown:
+            return []
+        present = self.is_present([ids[at] for at in unknown])
         new = [at for at, is_there in zip(unknown, present, strict=True) if not is_there]
-        outcomes = {at: Outcome(at, ids[at], tasks[at].size) for at in batch}
+        outcomes = {at: Outcome(at, ids[at], tasks[at].size) for at in unknown}
         if new:
             work = _Batch(self, plains, ids, new)
             outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._groups.ranks.__getitem__))
             for at in work.relied_on:
                 if digest(plains[at]) != ids[at]:
                     raise moved(ids[at])  # what was computed from it was proven against something else
-        return [outcomes[at] for at in batch]
+        return list(outcomes.values())
 
     def allowed(self, at: int) -> Sequence[int]:
         """Candidates of a chunk whose operands are in its batch."""
-        return self._groups.allowed[at]
+        return self._groups.allowed.get(at, ())
 
     def batches(self) -> list[list[int]]:
         """Positions in batches of about BATCH_SIZE; chunks and the operands they are predicted from stay together."""
         found: list[list[int]] = []
         room = 0
-        for group in self._groups.members():
+        for group, size in self._groups.members():
             if room <= 0:
                 found.append([])
                 room = BATCH_SIZE
             found[-1] += group
-            room -= sum(self.tasks[at].size for at in group)
+            room -= size
         return found
 
 
@@ -340,15 +345,16 @@ class Groups:
     def __init__(self, tasks: Sequence[ChunkTask]) -> None:
         self._roots = list(range(len(tasks)))
         self._sizes = [task.size for task in tasks]
-        self.allowed: list[list[int]] = [[] for _ in tasks]
         self.ranks = [0] * len(tasks)
         predicted = [at for at, task in enumerate(tasks) if task.predictions]
+        self.allowed: dict[int, list[int]] = {at: [] for at in predicted}
         # Those whose candidate is known first: the others may have many that are wrong.
         for at in sorted(predicted, key=lambda at: tasks[at].memory.prediction is None):
             for number in tasks[at].candidates():
                 self._allow(tasks[at], at, number)
         for at in predicted:
             self._rank(tasks, at, set())
+        self._has_groups = bool(predicted)
 
     def _allow(self, task: ChunkTask, at: int, number: int) -> None:
         """Let a candidate be tried, unless that would make a group too large."""
@@ -370,7 +376,7 @@ class Groups:
 
     def _rank(self, tasks: Sequence[ChunkTask], at: int, above: set[int]) -> int:
         """Set and return a rank; a candidate that leads back to a task in `above` is dropped."""
-        if self.ranks[at] or not self.allowed[at]:
+        if self.ranks[at] or not self.allowed.get(at):
             return self.ranks[at]
         above.add(at)
         kept, rank = [], 0
@@ -385,12 +391,14 @@ class Groups:
         self.ranks[at] = rank
         return rank
 
-    def members(self) -> list[list[int]]:
-        """Positions by group, in order of the first of each."""
+    def members(self) -> Iterable[tuple[Sequence[int], int]]:
+        """Positions by group and the group's size in bytes, in order of the first of each."""
+        if not self._has_groups:
+            return (((at,), size) for at, size in enumerate(self._sizes))
         groups: dict[int, list[int]] = {}
         for at in range(len(self._roots)):
             groups.setdefault(self._root(at), []).append(at)
-        return list(groups.values())
+        return [(found, self._sizes[root]) for root, found in groups.items()]
 
 
 def _stored_size(outcome: Outcome) -> int:

@@ -14,7 +14,6 @@ Invariant: what `publish` returns is durable, and was read back through a fresh 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -102,20 +101,28 @@ class ObjectWriter:
 
         Memory: at most two batches per pool thread are under way.
         """
-        results: dict[int, tuple[ObjectId, bool]] = {}
-        self._waiting_bytes = sum(task.size for task in tasks)
+        results: list[tuple[ObjectId | None, bool]] = [(task.known_id, False) for task in tasks]
+        sizes = [task.size for task in tasks]
+        self._waiting_bytes = sum(sizes)
         with contextlib.closing(self._processed(tasks)) as batches:
-            for outcome in itertools.chain.from_iterable(batches):
-                results[outcome.position] = outcome.object_id, self._take(outcome)
-                self._waiting_bytes -= outcome.size
-        return [results[at] for at in range(len(tasks))]
+            for batch, outcomes in batches:
+                self._waiting_bytes -= sum(sizes[at] for at in batch) - sum(outcome.size for outcome in outcomes)
+                for outcome in outcomes:
+                    results[outcome.position] = outcome.object_id, self._take(outcome)
+                    self._waiting_bytes -= outcome.size
+        return results  # type: ignore[return-value]  # what has no outcome has the id that was known
 
-    def _processed(self, tasks: Sequence[ChunkTask]) -> Generator[list[Outcome], None, None]:
+    def _processed(self, tasks: Sequence[ChunkTask]) -> Generator[tuple[Sequence[int], list[Outcome]], None, None]:
+        """Batches of positions, each with its outcomes."""
         encoder = ChunkEncoder(tasks, self._is_present, self._reader)
         if self._waiting_bytes <= SINGLE_THREAD_SIZE:
-            yield encoder.process(range(len(tasks)))  # handing it to a thread would take longer than doing it
-        else:
-            yield from pool.map_ordered(encoder.process, encoder.batches(), ahead=2 * pool.thread_count())
+            batch = range(len(tasks))
+            yield batch, encoder.process(batch)  # handing it to a thread would take longer than doing it
+            return
+        batches = encoder.batches()
+        results = pool.map_ordered(encoder.process, batches, ahead=2 * pool.thread_count())
+        with contextlib.closing(results):
+            yield from zip(batches, results, strict=True)
 
     def _take(self, outcome: Outcome) -> bool:
         """Add a chunk that was encoded, unless this commit has it; returns whether it is new.

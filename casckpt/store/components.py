@@ -70,13 +70,32 @@ class _Chunk(NamedTuple):
     memory: Memory
 
 
-class _Shape(NamedTuple):
-    """The chunks of a component of a certain structure; planned once, used while the structure stays."""
+class _Payload:
+    """The bytes of a component of one shape, whichever capture of it is being committed."""
+
+    captured: Captured | None = None
+
+    def read(self, parts: Sequence[Part], size: int) -> memoryview:
+        assert self.captured is not None
+        return read_chunk(self.captured, parts, size)
+
+
+@dataclass
+class _Shape:
+    """The chunks of a component of a certain structure; planned once, used while the structure stays.
+
+    Attributes:
+        tasks: those of the last commit, used again while nothing that they say has changed.
+        told: ids and limits that they were made for.
+    """
 
     structure_bytes: bytes
     scalars_size: int
     layout: Layout
     chunks: list[_Chunk]
+    payload: _Payload
+    tasks: Sequence[ChunkTask] = ()
+    told: tuple[Sequence[ObjectId], Limits] | None = None
 
 
 @dataclass
@@ -129,7 +148,12 @@ class Components:
         trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
         relations = self._find_relations(draft, plans)
-        results = iter(writer.add_chunks(self._tasks(draft, plans, relations)))
+        tasks = self._tasks(draft, plans, relations)
+        try:
+            results = iter(writer.add_chunks(tasks))
+        finally:
+            for name in plans:
+                self._shapes[name].payload.captured = None  # it keeps a state's memory
         added = Added({}, {}, {}, relations)
         changed: dict[str, list[ObjectId]] = {}
         for name, plan in plans.items():
@@ -218,7 +242,8 @@ class Components:
             parts = layout.parts(chunk)
             memory = memories.setdefault(parts[0].block, Memory())
             chunks.append(_Chunk(parts, size, layout.itemsizes[chunk], memory))
-        shape = self._shapes[name] = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks)
+        shape = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks, _Payload())
+        self._shapes[name] = shape
         return shape
 
     def _find_relations(self, draft: Draft, plans: dict[str, _Plan]) -> Relations | None:
@@ -235,20 +260,32 @@ class Components:
         predictions = Predictions(relations, numbered, self._chunk_size) if relations else None
         levels = {name: draft.levels.get(name, self._level) for name in plans}
         level_limits = _limits([(levels[name], plan.chunks) for name, plan in plans.items()])
-        tasks = []
+        tasks: list[ChunkTask] = []
         for name, plan in plans.items():
-            limits = level_limits[levels[name]]
             previous = draft.previous.get(name)
             if previous is not None and not _is_laid_out_alike(previous, plan.captured):
                 previous = None
-            known_ids = plan.known.ids if plan.known and plan.is_alike else itertools.repeat(None)
-            for (parts, size, itemsize, memory), known_id in zip(plan.chunks, known_ids, strict=False):
-                read = functools.partial(read_chunk, plan.captured, parts, size)
-                parent = functools.partial(read_chunk, previous, parts, size) if previous else None
-                found = predictions.of(name, *parts[0]) if predictions and len(parts) == 1 else ()
-                tasks.append(ChunkTask(read, size, itemsize, known_id, memory, limits, found, parent))
+            tasks += self._tasks_of(name, plan, level_limits[levels[name]], previous, predictions)
         for at in operand_positions(tasks):
             tasks[at] = tasks[at]._replace(limits=tasks[at].limits._replace(is_operand=True))
+        return tasks
+
+    def _tasks_of(
+        self, name: str, plan: _Plan, limits: Limits, previous: Captured | None, predictions: Predictions | None
+    ) -> Sequence[ChunkTask]:
+        shape = self._shapes[name]
+        shape.payload.captured = plan.captured
+        ids = plan.known.ids if plan.known and plan.is_alike else None
+        is_plain = ids is not None and previous is None and predictions is None
+        if is_plain and shape.told is not None and shape.told[0] is ids and shape.told[1] == limits:
+            return shape.tasks
+        tasks = []
+        for (parts, size, itemsize, memory), known_id in zip(plan.chunks, ids or itertools.repeat(None), strict=False):
+            read = functools.partial(shape.payload.read, parts, size)
+            parent = functools.partial(read_chunk, previous, parts, size) if previous else None
+            found = predictions.of(name, *parts[0]) if predictions and len(parts) == 1 else ()
+            tasks.append(ChunkTask(read, size, itemsize, known_id, memory, limits, found, parent))
+        shape.tasks, shape.told = (tasks, (ids, limits)) if ids is not None and is_plain else ((), None)
         return tasks
 
     def _keep(self, added: Added, draft: Draft, name: str, plan: _Plan, known: Known, parent: Snapshot | None) -> None:
@@ -306,17 +343,21 @@ def _limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, Limits]:
     spent: dict[Level, int] = {}
     wanting: dict[Level, int] = {}
     for level, chunks in parts:
+        size = wants = costs = 0
         for chunk in chunks:
-            sizes[level] = sizes.get(level, 0) + chunk.size
+            size += chunk.size
             if chunk.memory.wants_bases:
-                wanting[level] = wanting.get(level, 0) + chunk.size
+                wants += chunk.size
             else:
-                spent[level] = spent.get(level, 0) + chunk.size * chunk.memory.cost
+                costs += chunk.size * chunk.memory.cost
+        sizes[level] = sizes.get(level, 0) + size
+        wanting[level] = wanting.get(level, 0) + wants
+        spent[level] = spent.get(level, 0) + costs
     found = {}
     for level, size in sizes.items():
         mean = level.cost_max * COST_UNIT
-        left = mean * (size + OPENING_SIZE) - spent.get(level, 0)
-        cost = left / wanting[level] if level in wanting else 2 * mean  # not known yet: half of a state is usual
+        left = mean * (size + OPENING_SIZE) - spent[level]
+        cost = left / wanting[level] if wanting[level] else 2 * mean  # not known yet: half of a state is usual
         price = level.price * size / (size + OPENING_SIZE)
         found[level] = Limits(level, min(round(cost), COST_MAX), price=price)
     return found

@@ -117,18 +117,26 @@ class WholenessCheck:
 
     def are_present(self, ids: Sequence[ObjectId]) -> list[bool]:
         """For each object, whether a commit may refer to it instead of storing it."""
-        return [flaw is None for flaw in self.flaws(ids)]
+        with self._keeper.kv.read() as txn:
+            _, _, found = self._look_up(ids, txn, has_marks=self._has_marks(txn))
+            return [each in found for each in ids]
 
     def flaws(self, ids: Sequence[ObjectId], *, trust_marks: bool = True) -> list[Flaw | None]:
         """For each object what is wrong with it; without `trust_marks`, damage on record is not looked at."""
         with self._keeper.kv.read() as txn:
             has_marks = trust_marks and self._has_marks(txn)
-            rows = zip(ids, txn.get_many("objects", ids), strict=True)
-            places = {object_id: decode_object(row)[1] if row else [] for object_id, row in rows}
-            below = {base for found in places.values() for place in found for base in place.bases}
-            bases = self._settle(below, txn, has_marks=has_marks) if below else self._bases[has_marks]
-            found = graph.settle(places, self._is_good(txn, has_marks=has_marks), bases.good)
+            places, bases, found = self._look_up(ids, txn, has_marks=has_marks)
             return [None if each in found else self._why(each, places, bases, txn, has_marks=has_marks) for each in ids]
+
+    def _look_up(
+        self, ids: Sequence[ObjectId], txn: KvReader, *, has_marks: bool
+    ) -> tuple[dict[ObjectId, list[Place]], _Bases, Mapping[ObjectId, graph.Settled]]:
+        """Places of these objects, the bases below, and those of the objects that are here."""
+        rows = zip(ids, txn.get_many("objects", ids), strict=True)
+        places = {object_id: decode_object(row)[1] if row else [] for object_id, row in rows}
+        below = {base for found in places.values() for place in found for base in place.bases}
+        bases = self._settle(below, txn, has_marks=has_marks) if below else self._bases[has_marks]
+        return places, bases, graph.settle(places, self._is_good(txn, has_marks=has_marks), bases.good)
 
     def _is_good(self, txn: KvReader, *, has_marks: bool) -> Callable[[ObjectId, Place], bool]:
         def is_good(object_id: ObjectId, place: Place) -> bool:

@@ -184,19 +184,20 @@ def test_candidates_that_lead_back_are_dropped() -> None:
     """As a weight from a moment and that moment as a copy of the weight."""
     groups = Groups(_tasks([[[1]], [[2]], [[0], [3]], []], 1 << 20))
     assert groups.ranks == [3, 2, 1, 0]
-    assert groups.allowed == [[0], [0], [1], []]
+    assert groups.allowed == {0: [0], 1: [0], 2: [1]}
     itself = Groups(_tasks([[[0]], []], 1 << 20))
-    assert (itself.ranks, itself.allowed) == ([0, 0], [[], []])
+    assert (itself.ranks, itself.allowed) == ([0, 0], {0: []})
 
 
 def test_many_candidates_make_no_group_larger_than_a_batch() -> None:
     count = 200
     tasks = _tasks([[[(at + 1) % count, 0], [(at + 7) % count]] for at in range(count)], 1 << 20)
     groups = Groups(tasks)
-    sizes = [len(members) for members in groups.members()]
+    members = [found for found, _ in groups.members()]
+    sizes = [len(found) for found in members]
     assert sum(sizes) == count
     assert max(sizes) <= BATCH_SIZE >> 20
-    where = {at: number for number, members in enumerate(groups.members()) for at in members}
+    where = {at: number for number, found in enumerate(members) for at in found}
     for at, task in enumerate(tasks):
         for number in groups.allowed[at]:
             assert {where[each] for each, _ in task.operands(number)} == {where[at]}
