@@ -116,6 +116,8 @@ class Committer:
         self._adopt_attempt()
         self._check_head(self._head())
         parent = self._parent()
+        if draft.inherits_rest and parent is not None:
+            draft.inherit = sorted(set(parent.components) - set(draft.captured) - set(draft.drop))
         self._check_components(draft, parent)
         check = WholenessCheck(self._timeline, self._keeper, self._catalog)
         writer = ObjectWriter(

@@ -19,6 +19,7 @@ from casckpt.store.catalog import check_name, check_step
 from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
 from casckpt.version import __version__
 
+REST = "*"  # as `inherit`: whatever the parent has beside what is given and dropped
 _WATCHED = ("numpy", "torch", "gymnasium")  # libraries whose versions take part in what a state means
 
 
@@ -27,7 +28,8 @@ class Draft:
     """A commit to be made. `context` is complete: the parent's, with what this commit changes.
 
     `previous` are earlier copies of components, whose memory may be reused at any time: whoever reads them copies first
-    and then proves what was copied.
+    and then proves what was copied. With `inherits_rest`, `inherit` is what the parent, once it is known, has beside
+    what is given and dropped.
     """
 
     step: int
@@ -40,6 +42,7 @@ class Draft:
     necessity: Mapping[str, str]
     levels: Mapping[str, Level]
     previous: Mapping[str, Captured] = field(default_factory=dict)
+    inherits_rest: bool = False
 
     def release(self) -> None:
         """Let go of the user's objects; what is needed to recognise their structure stays."""
@@ -72,8 +75,10 @@ class Drafter:
     def draft(self, step: int, state: Mapping[str, Any], parent: Context | None, options: Options) -> Draft:
         """Check everything that can be checked before anything is read, then capture. See `Store.commit`."""
         number = check_step(step)
-        necessity, inherit, drop = dict(options.necessity or {}), tuple(options.inherit), tuple(options.drop)
         _check_arguments(number, state, options)
+        inherits_rest = options.inherit == REST
+        inherit = () if inherits_rest else tuple(options.inherit)
+        necessity, drop = dict(options.necessity or {}), tuple(options.drop)
         plain = plain_metrics(options.metrics or {}), plain_labels(options.labels or {})
         levels = {name: find_level(level) for name, level in (options.levels or {}).items()}
         context = self._context(number, parent, options.config, options.schema_version)
@@ -81,9 +86,9 @@ class Drafter:
         for name, value in state.items():
             previous = self._captured.get(check_name(name, "component"))
             captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
-        kept = {name: self._captured[name] for name in inherit if name in self._captured}
+        kept = {name: each for name, each in self._captured.items() if inherits_rest or name in inherit}
         self._captured = {**kept, **captured}
-        return Draft(number, captured, *plain, context, inherit, drop, necessity, levels)
+        return Draft(number, captured, *plain, context, inherit, drop, necessity, levels, inherits_rest=inherits_rest)
 
     def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:
         if schema_version is not None and (type(schema_version) is not int or not 0 <= schema_version < 1 << 63):
@@ -111,9 +116,9 @@ def _check_arguments(step: int, state: Any, options: Options) -> None:
             f"state: expected a mapping of component name to its state, got {type(state).__name__}. "
             "Write `{'policy': policy, 'optimizer': optimizer}`."
         )
-    if isinstance(inherit, str) or isinstance(drop, str):
+    if (isinstance(inherit, str) and inherit != REST) or isinstance(drop, str):
         raise InvalidInputError("inherit= and drop= take a list of component names. Write `inherit=['name']`.")
-    both = sorted(set(inherit) & set(drop))
+    both = [] if inherit == REST else sorted(set(inherit) & set(drop))
     if both:
         raise InvalidInputError(f"{both} in inherit= and in drop= too. Name each in one of them.", names=both)
     if not state and not inherit:
@@ -123,7 +128,7 @@ def _check_arguments(step: int, state: Any, options: Options) -> None:
             raise InvalidInputError(f"necessity[{name!r}]={value!r}: expected one of {', '.join(NECESSITIES)}")
     for option, named in (("necessity", options.necessity), ("levels", options.levels)):
         for name in named or {}:
-            if name not in state and name not in inherit:
+            if name not in state and name not in inherit and inherit != REST:
                 raise InvalidInputError(f"{option}[{name!r}]: this commit has no such component")
 
 

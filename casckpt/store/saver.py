@@ -63,7 +63,8 @@ class Saver:
                 staged = staging.stage(list(draft.captured.values()))
             finally:
                 draft.release()
-            staging.keep({*draft.captured, *draft.inherit})
+            if not draft.inherits_rest:
+                staging.keep({*draft.captured, *draft.inherit})
             draft.previous = previous
             draft.captured = dict(zip(draft.captured, staged, strict=True))
             self._staged_context = draft.context

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from casckpt.codec.level import Level
 from casckpt.errors import (
@@ -104,7 +104,7 @@ class Store:
         labels: Mapping[str, str] | None = None,
         config: Any = None,
         schema_version: int | None = None,
-        inherit: Sequence[str] = (),
+        inherit: Sequence[str] | Literal["*"] = (),
         drop: Sequence[str] = (),
         necessity: Mapping[str, str] | None = None,
         levels: Mapping[str, str] | None = None,
@@ -121,7 +121,7 @@ class Store:
             config: anything JSON-like, kept with its digest; when it differs from the parent's, a
                 `ConfigDriftWarning` names the items. None keeps the parent's.
             schema_version: version of the state's own layout; None keeps the parent's (1 at first).
-            inherit: components of the parent to keep as of their own step.
+            inherit: components of the parent to keep as of their own step; "*" for all others.
             drop: components of the parent to leave out from now on.
             necessity: component → "exact" (default), "reloadable" or "droppable"; kept by later commits.
             levels: component → "fast", "balanced" or "small", where it is another than the store was opened with.
@@ -161,7 +161,7 @@ class Store:
         labels: Mapping[str, str] | None = None,
         config: Any = None,
         schema_version: int | None = None,
-        inherit: Sequence[str] = (),
+        inherit: Sequence[str] | Literal["*"] = (),
         drop: Sequence[str] = (),
         necessity: Mapping[str, str] | None = None,
         levels: Mapping[str, str] | None = None,
