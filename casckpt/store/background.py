@@ -43,6 +43,22 @@ class SaveHandle:
         """Whether the commit has ended, well or not."""
         return self._done.is_set()
 
+    @property
+    def is_told(self) -> bool:
+        """Whether somebody has asked how it ended: a failure is then known."""
+        return self._seen.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, without asking how.
+
+        Raises:
+            BusyError: it is still under way after `timeout` seconds.
+        """
+        if not self._done.wait(timeout):
+            raise BusyError(
+                f"the commit of step {self.step} is still under way after {timeout} s. Wait longer.", step=self.step
+            )
+
     def result(self, timeout: float | None = None) -> Snapshot:
         """The snapshot, once it is durable.
 
@@ -58,10 +74,7 @@ class SaveHandle:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the commit failed, or None; waits like `result`."""
-        if not self._done.wait(timeout):
-            raise BusyError(
-                f"the commit of step {self.step} is still under way after {timeout} s. Wait longer.", step=self.step
-            )
+        self.wait(timeout)
         self._seen.set()
         return self._error
 
@@ -72,8 +85,8 @@ class SaveHandle:
             handle._seen.set()
         return SaveFailedError(" ".join(map(_message, told)), step=self.step, steps=[handle.step for handle in told])
 
-    def _finish(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
-        self._snapshot, self._error = snapshot, error
+    def _finish(self, snapshot: Snapshot | None, error: BaseException | None, work_s: float) -> None:
+        self._snapshot, self._error, self.work_s = snapshot, error, work_s
         self._done.set()
 
     def __repr__(self) -> str:
@@ -141,10 +154,9 @@ class Background:
             started = self._clock()
             try:
                 snapshot = work()
-                handle.work_s = self._clock() - started
-                handle._finish(snapshot, None)
+                handle._finish(snapshot, None, self._clock() - started)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits for this save
-                handle._finish(None, error)
+                handle._finish(None, error, self._clock() - started)
                 atexit.register(_tell_unseen, handle._seen, _message(handle))  # should nobody ask before the end
             finally:
                 del work
