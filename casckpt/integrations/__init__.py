@@ -1,0 +1,1 @@
+"""Adapters of frameworks: each folder knows one framework, and nothing else of casckpt knows any."""

@@ -1,0 +1,274 @@
+"""The callback that commits between two rollouts, and `resume`, which puts a model back to where one of them was taken.
+
+`learn()` alternates `collect_rollouts()` and `train()`. Between `on_step` and the end of a step the counters are ahead
+of the buffer by one transition, and between `on_rollout_end` and the end of `train()` the buffer is ahead of the
+weights. The one point where everything belongs together is after `train()`, and the first hook after it is the next
+`on_rollout_start`; after the last `train()` it is `on_training_end`. These two are the boundaries.
+
+By `on_rollout_start` a little of the new rollout has happened: exploration matrices are drawn, the generators moved. So
+a snapshot taken there is put back there: `resume` restores everything, and the *late* parts and the random streams
+once more at the first `on_rollout_start`. A snapshot of `on_training_end` is put back at `on_training_start`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import safe_mean
+
+from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateError
+from casckpt.integrations.sb3._components import NECESSITY, components
+from casckpt.integrations.sb3._siblings import Siblings
+from casckpt.integrations.sb3._sinks import StoreSink
+from casckpt.store.store import Store
+from casckpt.store.values import RestoreReport
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+_ROLLOUT_START, _TRAINING_END = "rollout_start", "training_end"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Where a training goes on, as `learn()` wants to be told.
+
+    Attributes:
+        report: what was restored; prints as one screen.
+        remaining: environment steps up to the target, counted over all environments: `learn()`'s `total_timesteps`.
+        is_fresh: the run is new and nothing was restored: `learn()`'s `reset_num_timesteps`.
+    """
+
+    report: RestoreReport
+    remaining: int
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.report.is_fresh
+
+
+class CheckpointCallback(BaseCallback):
+    """Commits a training between its rollouts.
+
+    Args:
+        store: open for writing; the caller closes it after `learn()`.
+        every_steps: environment steps, counted over all environments, from one commit to the next. A commit waits for
+            the end of the update, so with rollouts longer than this every update is committed. The end of the training
+            always is.
+        async_mode: go on training after a copy in memory. A failed commit is raised at the next one, or at the end.
+        extra: further components, see `components`.
+        labels: go into every snapshot.
+        strict: refuse to train with state that cannot be captured. Without it, a warning, and each snapshot says what
+            it lacks.
+        verbose: as for every callback.
+
+    A snapshot carries the mean episode reward and length, and the last evaluation of an `EvalCallback`, as metrics, and
+    the algorithm's plain arguments as config.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        every_steps: int,
+        async_mode: bool = True,
+        extra: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        strict: bool = True,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        if every_steps < 1:
+            raise InvalidInputError(f"every_steps={every_steps}: expected at least 1 environment step")
+        self._sink = StoreSink(store, async_mode=async_mode, necessity=NECESSITY)
+        self._every_steps = every_steps
+        self._extra = extra
+        self._labels = dict(labels or {})
+        self._strict = strict
+        self._state: dict[str, Any] = {}
+        self._siblings = Siblings(self)
+        self._saved_step: int | None = None
+        self._expected: tuple[int, int] | None = None  # step and total at which learn() must begin after a resume
+        self._settle_at = ""  # the boundary at which the late parts go back
+        self._rng_restored: dict[str, Any] = {}
+        self._has_rollout = False  # collected and not yet followed by another one
+
+    # --- what a training calls ---
+
+    def _init_callback(self) -> None:
+        self._bind(self.model)
+
+    def _bind(self, model: BaseAlgorithm) -> None:
+        if not self._state or self._state["progress"].model is not model:
+            self._state = {**components(model, extra=self._extra), "callbacks": self._siblings}
+
+    def _on_training_start(self) -> None:
+        self._check_start()
+        self._siblings.attach(self.locals["callback"])
+        self._state["progress"].watch()
+        if self._settle_at == _TRAINING_END:
+            self._settle()
+        self._look_for_gaps()
+
+    def _on_rollout_start(self) -> None:
+        self._has_rollout = False
+        if self._settle_at == _ROLLOUT_START:
+            self._settle()
+        elif self.model.num_timesteps - (self._saved_step or 0) >= self._every_steps:
+            self._save(_ROLLOUT_START)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._has_rollout = True
+
+    def _on_training_end(self) -> None:
+        """A training that a callback ended within a rollout is between no two updates: its last commit stands."""
+        if self._has_rollout and self.model.num_timesteps != self._saved_step:
+            self._save(_TRAINING_END)
+        self._sink.drain()
+
+    # --- saving ---
+
+    def _save(self, boundary: str) -> None:
+        step = self.model.num_timesteps
+        self._state["progress"].boundary = boundary
+        self._sink.save(
+            step, self._state, metrics=self._metrics(), labels=self._labels, config=describe_arguments(self.model)
+        )
+        self._saved_step = step
+
+    def _metrics(self) -> dict[str, float]:
+        infos = [info for info in self.model.ep_info_buffer or () if "r" in info]
+        found = {}
+        if infos:
+            found["ep_rew_mean"] = float(safe_mean([info["r"] for info in infos]))
+            found["ep_len_mean"] = float(safe_mean([info["l"] for info in infos]))
+        evaluation = self._siblings.evaluation()
+        if evaluation is not None and math.isfinite(evaluation.last_mean_reward):
+            found["eval_mean_reward"] = float(evaluation.last_mean_reward)
+        return found
+
+    def _look_for_gaps(self) -> None:
+        """What the environments hold that cannot be captured is known before the first step is trained."""
+        gaps: dict[str, str] = {}
+        for name in ("env", "callbacks"):
+            part = self._state[name]
+            part.state_dict()
+            gaps |= {f"{name}/{path}": reason for path, reason in part.left_out.items()}
+        self._state["progress"].not_captured = gaps
+        if not gaps:
+            return
+        listed = "; ".join(f"{path}: {reason}" for path, reason in gaps.items())
+        if self._strict:
+            path = next(iter(gaps))
+            raise UnsupportedStateError(
+                f"{len(gaps)} parts of the training cannot be captured: {listed}. Change them, or accept with "
+                "strict=False that a resumed training differs.",
+                path=path,
+                type_name=type(self._state[path.partition("/")[0]]).__name__,
+            )
+        warnings.warn(f"snapshots of this training lack {listed}", StoreWarning, stacklevel=2)
+
+    # --- resuming ---
+
+    def _resume(
+        self, model: BaseAlgorithm, target_total: int, ref: Any, branch: str | None, reseed: int | None
+    ) -> Resumption:
+        self._bind(model)
+        report = self._sink.resume(self._state, ref, branch)
+        if report.is_fresh:
+            return Resumption(report, target_total)
+        if reseed is not None:
+            model.set_random_seed(reseed)
+            self._labels["reseed"] = str(reseed)
+        self._rng_restored = self._state["rng"].state_dict()
+        self._settle_at = self._state["progress"].boundary
+        self._saved_step = model.num_timesteps
+        remaining = max(0, target_total - model.num_timesteps)
+        self._expected = (model.num_timesteps, model.num_timesteps + remaining)
+        return Resumption(report, remaining)
+
+    def _settle(self) -> None:
+        """Put back what `learn()` touched since `resume`."""
+        for part in self._state.values():
+            if hasattr(part, "settle"):
+                part.settle()
+        self._state["rng"].load_state_dict(self._rng_restored)
+        self._rng_restored, self._settle_at = {}, ""
+
+    def _check_start(self) -> None:
+        """learn() must go on from where the store stands, and nowhere else."""
+        model = self.model
+        if self._expected is not None:
+            found, expected, self._expected = (model.num_timesteps, model._total_timesteps), self._expected, None
+            if found != expected:
+                raise InvalidInputError(
+                    f"resume() put the model at step {expected[0]} of {expected[1]}, and learn() started at step "
+                    f"{found[0]} of {found[1]}. Resume again, and call `model.learn(start.remaining, "
+                    "reset_num_timesteps=start.is_fresh, callback=callback)`."
+                )
+        elif self._sink.step is not None and self._sink.step != self._saved_step:
+            raise InvalidInputError(
+                f"{self._sink.place} stands at step {self._sink.step}, and this training does not continue it. Call "
+                "`resume(model, callback, target_total)` before learn(), or open the store with another run=."
+            )
+
+
+def resume(
+    model: BaseAlgorithm,
+    callback: CheckpointCallback,
+    target_total: int,
+    *,
+    ref: Any = "latest",
+    branch: str | None = None,
+    reseed: int | None = None,
+) -> Resumption:
+    """Put a model back to a snapshot in place, or find that the run is new. Call it directly before `learn()`.
+
+    Args:
+        model: constructed as when the snapshot was taken, with its environment; nothing needs to be reset.
+        callback: the one that `learn()` will be given.
+        target_total: environment steps of the whole training, from its first one. Schedules run over these: with
+            another number than before they continue on another curve.
+        ref: see `Store.snapshot`. An earlier one than the newest opens a branch with the next commit.
+        branch: its name.
+        reseed: leave the recorded streams of python, numpy, torch and the action space for this seed; recorded as a
+            label of later snapshots. Generators inside running environments go on.
+
+    Returns:
+        What to give to `learn()`:
+        `model.learn(start.remaining, reset_num_timesteps=start.is_fresh, callback=callback)`.
+
+    Raises:
+        MismatchError: the model differs from the stored one in names, shapes or wrappers; nothing was touched as far
+            as arrays and networks go.
+        Otherwise as `Store.resume_into`.
+    """
+    return callback._resume(model, target_total, ref, branch, reseed)
+
+
+def describe_arguments(model: BaseAlgorithm) -> dict[str, Any]:
+    """The plain arguments that an algorithm was made with, as the config of a snapshot.
+
+    Callables (schedules) are named by their type, since their values are no plain data.
+    """
+    config: dict[str, Any] = {"algorithm": type(model).__name__, "policy": type(model.policy).__name__}
+    config |= {"n_envs": model.n_envs, "total_timesteps": model._total_timesteps}
+    for name in inspect.signature(type(model).__init__).parameters:
+        value = getattr(model, name, None)
+        if name in ("self", "policy", "env", "verbose", "device", "tensorboard_log") or value is None:
+            continue
+        if isinstance(value, _PLAIN):
+            config[name] = value
+        elif callable(value):
+            config[name] = type(value).__name__
+    return config

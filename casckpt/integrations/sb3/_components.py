@@ -1,0 +1,113 @@
+"""A model as components: a mapping of name to live object, which a store commits from and restores into.
+
+| component | what | restored |
+|---|---|---|
+| `policy` | all networks, targets included | in place |
+| `policy.optimizer`, `actor.optimizer`, … | under the names of `model.get_parameters()` | in place |
+| `log_ent_coef` | the entropy coefficient, where it is learned | in place |
+| `replay_buffer` | rows, as arrays in the buffer's own layout | in place |
+| `replay_position` | where the next row goes, whether the buffer is full | |
+| `progress`, `observation` | counters and episode statistics; what the next rollout starts from | |
+| `normalizer`, `env` | `VecNormalize` with its returns; wrappers, environments, generators of the spaces | |
+| `action_noise`, `exploration`, `log`, `clock`, `callbacks` | see `_parts` and `_siblings` | late |
+| `rng` | every global random stream | last |
+
+The rollout buffer of an on-policy algorithm is no component: at the boundary where snapshots are taken its rows are
+used up, and the next rollout begins by emptying it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.save_util import recursive_getattr
+
+from casckpt.errors import InvalidInputError, UnsupportedStateError
+from casckpt.integrations.sb3._environments import NormalizerState, SpaceState, VecEnvState
+from casckpt.integrations.sb3._parts import Clock, Exploration, Noise, Observation, Pending, Progress
+from casckpt.state.rng import RngState
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+NECESSITY = {"clock": "droppable"}  # its loss changes no number that training uses
+
+
+def components(model: BaseAlgorithm, *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything that a model needs to go on, by component name.
+
+    Args:
+        model: any algorithm of Stable-Baselines3 or sb3-contrib with an environment.
+        extra: further components of your own: objects with `state_dict()` and `load_state_dict()`, or plain trees.
+
+    Costs nothing until it is committed; weights, optimizers and replay rows are referred to, not copied.
+
+    Raises:
+        InvalidInputError: the model has no environment, or `extra` takes a name that is in use.
+        UnsupportedStateError: a replay buffer keeps rows as Python objects.
+    """
+    if model.env is None:
+        raise InvalidInputError("the model has no environment: a training cannot go on. Call `model.set_env(env)`.")
+    found = {**_networks(model), **_replay(model)}
+    found["progress"], found["observation"] = Progress(model), Observation(model)
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is not None:
+        found["normalizer"] = NormalizerState(normalizer)
+    found["env"] = VecEnvState(model.env, without=() if normalizer is None else (normalizer,))
+    found["action_space"] = SpaceState(model.action_space)
+    if model.action_noise is not None:
+        found["action_noise"] = Noise(model)
+    if model.use_sde:
+        found["exploration"] = Exploration(model)
+    found["log"], found["clock"], found["rng"] = Pending(model), Clock(model), RngState()
+    taken = sorted(set(found) & set(extra or {}))
+    if taken:
+        raise InvalidInputError(f"extra={taken}: the model has components of these names. Choose others.", names=taken)
+    return {**found, **(extra or {})}
+
+
+def _networks(model: BaseAlgorithm) -> dict[str, Any]:
+    """Modules, optimizers and single tensors, under the names of SB3's own parameters."""
+    modules, tensors = model._get_torch_save_params()
+    found = {}
+    for name in [*modules, *tensors]:
+        value = recursive_getattr(model, name)
+        found[name] = getattr(value, "_orig_mod", value)  # of a compiled module
+    return found
+
+
+def _replay(model: BaseAlgorithm) -> dict[str, Any]:
+    """Arrays of the replay buffer, whatever its class calls them, and its position."""
+    buffer = getattr(model, "replay_buffer", None)
+    if buffer is None:
+        return {}
+    rows = {}
+    for name, value in vars(buffer).items():
+        if name == "infos" and not getattr(buffer, "copy_info_dict", True):
+            continue  # of a hindsight buffer that does not use them
+        if isinstance(value, dict) and value and all(hasattr(each, "dtype") for each in value.values()):
+            rows[name] = dict(value)
+        elif getattr(value, "shape", None) and hasattr(value, "dtype") and hasattr(value, "flags"):
+            if value.dtype.hasobject:
+                raise UnsupportedStateError(
+                    f"replay_buffer/{name}: rows of Python objects cannot be stored. Use a buffer without them "
+                    "(copy_info_dict=False).",
+                    path=f"replay_buffer/{name}",
+                    type_name="numpy.ndarray",
+                )
+            rows[name] = value
+    return {"replay_buffer": rows, "replay_position": _Position(buffer)}
+
+
+class _Position:
+    """A Checkpointable of where a buffer writes next; with other rows than these it would be meaningless."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pos": int(self._buffer.pos), "full": bool(self._buffer.full)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._buffer.pos, self._buffer.full = state["pos"], state["full"]

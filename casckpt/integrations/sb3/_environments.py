@@ -1,0 +1,251 @@
+"""The state of a `VecEnv`: its chain of wrappers from the outside in, and the environments at its end.
+
+Each wrapper contributes its plain attributes, with `VecNormalize` (statistics *and* the returns under way) and
+`VecFrameStack` opened up. The environments themselves are captured where they live: in this process directly, in
+worker processes through `StatefulEnv`, a wrapper that they were built with. What is not captured is a reason by path in
+`left_out`, never silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
+
+from casckpt.errors import MismatchError
+from casckpt.integrations.sb3._attributes import copied, put_attributes, take_attributes
+
+# Constructed with the wrapper and never changed, or derived from what is captured, or a time of day.
+_NO_STATE = {
+    *("venv", "num_envs", "observation_space", "action_space", "class_attributes", "render_mode", "metadata", "spec"),
+    *("obs_spaces", "waiting", "t_start", "results_writer", "info_keywords"),
+}
+_PENDING_RESET = ("_seeds", "_options")  # of the innermost VecEnv: used up by the next reset
+
+
+class VecEnvState:
+    """A Checkpointable of a `VecEnv` in the middle of its episodes.
+
+    Args:
+        venv: wrapped or not. Restored into one that is built the same way; it need not have been reset.
+        without: wrappers of the chain that are captured elsewhere.
+    """
+
+    def __init__(self, venv: VecEnv, without: tuple[VecEnv, ...] = ()) -> None:
+        self._venv = venv
+        self._without = without
+        self.left_out: dict[str, str] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Costs a copy of every attribute; in worker processes, a round trip."""
+        self.left_out = {}
+        layers = {}
+        for name, layer in self._layers():
+            missing: dict[str, str] = {}
+            layers[name] = _layer_state(layer, missing)
+            self.left_out |= {f"{name}/{attribute}": reason for attribute, reason in missing.items()}
+        return {
+            "layers": layers,
+            "pending_reset": {name: copied(getattr(self._venv.unwrapped, name)) for name in _PENDING_RESET},
+            "environments": self._environments(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken.
+
+        Raises:
+            MismatchError: the chain has other wrappers, or another number of environments; nothing was changed.
+        """
+        layers = dict(self._layers())
+        found = [*layers, f"{self._venv.num_envs} environments"]
+        expected = [*state["layers"], f"{len(state['environments'])} environments"]
+        if found != expected:
+            raise MismatchError(
+                f"the environments are wrapped otherwise than when they were captured: expected {expected}, found "
+                f"{found}. Build them as before, or restore without the component that holds them.",
+                differences=[("environments", str(expected), str(found))],
+            )
+        for name, layer in layers.items():
+            _put_layer(layer, state["layers"][name])
+        for name, value in state["pending_reset"].items():
+            setattr(self._venv.unwrapped, name, copied(value))
+        self._put_environments(state["environments"])
+
+    def _layers(self) -> Iterator[tuple[str, VecEnvWrapper]]:
+        layer, number = self._venv, 0
+        while isinstance(layer, VecEnvWrapper):
+            if not any(layer is other for other in self._without):
+                yield f"{number}-{type(layer).__name__}", layer
+            layer, number = layer.venv, number + 1
+
+    def _environments(self) -> list[Any]:
+        envs = getattr(self._venv.unwrapped, "envs", None)
+        if envs is not None:
+            states = []
+            for number, env in enumerate(envs):
+                state, missing = take_environment(env)
+                self.left_out |= {f"environments/{number}/{path}": reason for path, reason in missing.items()}
+                states.append(state)
+            return states
+        if not all(self._venv.env_is_wrapped(StatefulEnv)):
+            self.left_out["environments"] = (
+                "they run in worker processes and cannot be reached. Build each with "
+                "`casckpt.integrations.sb3.StatefulEnv` around it (make_vec_env(..., wrapper_class=StatefulEnv))"
+            )
+            return [None] * self._venv.num_envs
+        found = self._venv.env_method("casckpt_state")
+        for number, (_, missing) in enumerate(found):
+            self.left_out |= {f"environments/{number}/{path}": reason for path, reason in missing.items()}
+        return [state for state, _ in found]
+
+    def _put_environments(self, states: list[Any]) -> None:
+        envs = getattr(self._venv.unwrapped, "envs", None)
+        for number, state in enumerate(states):
+            if state is not None and envs is not None:
+                put_environment(envs[number], state)
+            elif state is not None:
+                self._venv.env_method("load_casckpt_state", state, indices=number)
+
+
+class NormalizerState:
+    """A Checkpointable of a `VecNormalize`: statistics of observations and returns, and the returns under way."""
+
+    def __init__(self, normalizer: VecNormalize) -> None:
+        self._normalizer = normalizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return _layer_state(self._normalizer, {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _put_layer(self._normalizer, state)
+
+
+class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The outermost wrapper of an environment that runs in a worker process: it hands its state over, and takes it."""
+
+    def casckpt_state(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The state, and path → reason of what it lacks."""
+        return take_environment(self.env)
+
+    def load_casckpt_state(self, state: dict[str, Any]) -> None:
+        """Continue where `casckpt_state` was taken."""
+        put_environment(self.env, state)
+
+
+# --- wrappers of vector environments ---
+
+
+def _layer_state(layer: VecEnvWrapper, left_out: dict[str, str]) -> dict[str, Any]:
+    opened = {name: value for name, value in vars(layer).items() if _is_opened(value)}
+    taken = take_attributes(layer, {*_NO_STATE, *_settings(layer), *opened}, left_out)
+    return {"attributes": taken, "opened": {name: _open(value) for name, value in opened.items()}}
+
+
+def _put_layer(layer: VecEnvWrapper, state: dict[str, Any]) -> None:
+    put_attributes(layer, state["attributes"])
+    for name, opened in state["opened"].items():
+        _put_opened(getattr(layer, name), opened)
+
+
+def _settings(layer: VecEnvWrapper) -> tuple[str, ...]:
+    """What a user chooses, which a restore must not take back."""
+    if not isinstance(layer, VecNormalize):
+        return ()
+    return ("training", "norm_obs", "norm_reward", "norm_obs_keys", "clip_obs", "clip_reward", "gamma", "epsilon")
+
+
+def _is_opened(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) and value else [value]
+    return all(isinstance(each, (RunningMeanStd, StackedObservations)) for each in values)
+
+
+def _open(value: Any) -> Any:
+    """Statistics and frame stacks as plain trees, at any depth of dictionaries."""
+    if isinstance(value, Mapping):
+        return {key: _open(each) for key, each in value.items()}
+    if isinstance(value, RunningMeanStd):
+        return {"mean": copied(value.mean), "var": copied(value.var), "count": value.count}
+    inner = getattr(value, "sub_stacked_observations", None)
+    return {"stacked": copied(value.stacked_obs)} if inner is None else _open(inner)
+
+
+def _put_opened(value: Any, state: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _put_opened(each, state[key])
+    elif isinstance(value, RunningMeanStd):
+        value.mean, value.var, value.count = copied(state["mean"]), copied(state["var"]), state["count"]
+    elif getattr(value, "sub_stacked_observations", None) is not None:
+        _put_opened(value.sub_stacked_observations, state)
+    else:
+        value.stacked_obs = copied(state["stacked"])
+
+
+# --- single environments ---
+
+_LAYER_NO_STATE = {
+    *("env", "spec", "metadata", "_metadata", "render_mode", "_cached_spec", "_reward_range", "screen", "clock"),
+    *("action_space", "observation_space", "_action_space", "_observation_space", "t_start", "results_writer"),
+    "episode_times",
+}
+
+
+def take_environment(env: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state of one environment with its wrappers and spaces, and path → reason of what it lacks."""
+    layers: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, layer in _gym_layers(env):
+        missing: dict[str, str] = {}
+        layers[name] = take_attributes(layer, _LAYER_NO_STATE, missing)
+        left_out |= {f"{name}/{attribute}": reason for attribute, reason in missing.items()}
+    spaces = {name: take_space(getattr(env, name)) for name in ("action_space", "observation_space")}
+    return {"layers": layers, "spaces": spaces}, left_out
+
+
+def put_environment(env: Any, state: dict[str, Any]) -> None:
+    for name, layer in _gym_layers(env):
+        put_attributes(layer, state["layers"][name])
+        if isinstance(layer, Monitor):
+            layer.episode_times = [0.0] * len(layer.episode_returns)
+    for name, generators in state["spaces"].items():
+        put_space(getattr(env, name), generators)
+
+
+def _gym_layers(env: Any) -> Iterator[tuple[str, Any]]:
+    number = 0
+    while isinstance(env, gymnasium.Wrapper):
+        yield f"{number}-{type(env).__name__}", env
+        env, number = env.env, number + 1
+    yield f"{number}-{type(env).__name__}", env
+
+
+class SpaceState:
+    """A Checkpointable of the generators of a Gymnasium space and the spaces inside it."""
+
+    def __init__(self, space: Any) -> None:
+        self._space = space
+
+    def state_dict(self) -> dict[str, Any]:
+        return take_space(self._space)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        put_space(self._space, state)
+
+
+def take_space(space: Any) -> dict[str, Any]:
+    inner = getattr(space, "spaces", {})
+    items = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+    return {"rng": copied(space._np_random), "inner": {str(key): take_space(each) for key, each in items}}
+
+
+def put_space(space: Any, state: dict[str, Any]) -> None:
+    inner = getattr(space, "spaces", {})
+    items = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
+    space._np_random = copied(state["rng"])
+    for key, each in items:
+        put_space(each, state["inner"][str(key)])

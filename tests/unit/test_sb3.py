@@ -1,0 +1,345 @@
+"""Stable-Baselines3: where in the loop a snapshot is taken, what is restored in place, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+stable_baselines3 = pytest.importorskip("stable_baselines3")
+import torch  # noqa: E402
+from stable_baselines3 import DQN, PPO, SAC, TD3  # noqa: E402
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback  # noqa: E402
+from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize  # noqa: E402
+
+import casckpt  # noqa: E402
+from casckpt.integrations.sb3 import CheckpointCallback, components, resume  # noqa: E402
+
+SMALL = {"net_arch": [8]}
+TOTAL = 96
+
+
+def ppo(**options: Any) -> PPO:
+    env = options.pop("env", None) or VecNormalize(make_vec_env("CartPole-v1", 2, seed=1))
+    arguments = {
+        "n_steps": 8,
+        "batch_size": 16,
+        "n_epochs": 1,
+        "policy_kwargs": dict(SMALL),
+        "seed": 3,
+        "device": "cpu",
+    }
+    return PPO("MlpPolicy", env, **{**arguments, **options})
+
+
+def off_policy(kind: Any, env_id: str, env_count: int = 1, **options: Any) -> Any:
+    arguments = {"learning_starts": 16, "buffer_size": 64, "batch_size": 8, "train_freq": 4, "device": "cpu", "seed": 3}
+    env = make_vec_env(env_id, env_count, seed=1)
+    return kind("MlpPolicy", env, policy_kwargs=dict(SMALL), **{**arguments, **options})
+
+
+@pytest.fixture
+def open_store(store_path: Path) -> Iterator[Callable[..., casckpt.Store]]:
+    """Opens the test's store; all handles are closed at the end."""
+    opened: list[casckpt.Store] = []
+
+    def open_it(**options: Any) -> casckpt.Store:
+        opened.append(casckpt.open(store_path, create=True, **options))
+        return opened[-1]
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def train(model: Any, store: casckpt.Store, total: int = TOTAL, every_steps: int = 1, others: Any = (), **options: Any):
+    """Resume if there is something to resume, and train up to `total`; returns what `resume` said."""
+    callback = CheckpointCallback(store, every_steps=every_steps, **options)
+    start = resume(model, callback, total)
+    model.learn(start.remaining, reset_num_timesteps=start.is_fresh, callback=[callback, *others])
+    return start
+
+
+class Watch(BaseCallback):
+    """Calls a function at every step; what it returns tells whether to go on."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._look = look
+
+    def _on_step(self) -> bool:
+        return self._look(self.model) is not False
+
+
+# --- where a snapshot is taken ---
+
+
+@pytest.mark.parametrize("env_count", [1, 2])
+def test_every_snapshot_has_as_many_rows_as_its_counter_says(env_count: int, open_store: Any) -> None:
+    model, store = off_policy(DQN, "CartPole-v1", env_count, buffer_size=1000), open_store()
+    in_on_step: list[int] = []
+    look = Watch(lambda live: in_on_step.append(live.num_timesteps // env_count - live.replay_buffer.pos))
+    train(model, store, others=[look])
+    assert set(in_on_step) == {1}  # a callback that saved there would count a row that is not stored yet
+    assert len(store.steps()) > 5
+    for step in store.steps():
+        state = store.restore(step, only=["progress", "replay_position", "replay_buffer"])
+        rows = state["replay_position"]["pos"]
+        assert rows == state["progress"]["counters"]["num_timesteps"] // env_count == step // env_count
+        assert np.abs(state["replay_buffer"]["observations"][:rows]).sum(axis=(1, 2)).all()
+        assert not state["replay_buffer"]["observations"][rows:].any()
+
+
+def test_commits_are_as_far_apart_as_asked_and_the_end_is_one(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, every_steps=40)
+    assert store.steps() == [48, 96]
+    assert store.snapshot(48).metrics["ep_len_mean"] > 0
+
+
+def test_training_that_ends_inside_a_rollout_keeps_the_last_boundary(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, others=[Watch(lambda model: model.num_timesteps < 40)])
+    assert store.steps() == [16, 32]
+
+
+def test_training_goes_on_in_the_same_process_without_a_resume(open_store: Any) -> None:
+    model, store = ppo(), open_store()
+    callback = CheckpointCallback(store, every_steps=32, async_mode=False)
+    model.learn(32, callback=callback)
+    with pytest.warns(
+        casckpt.ConfigDriftWarning, match="total_timesteps: 32 → 64"
+    ):  # schedules run over another length
+        model.learn(32, callback=callback, reset_num_timesteps=False)
+    assert store.steps() == [32, 64]
+
+
+# --- what is restored ---
+
+
+def test_parameters_optimizers_and_temperature_keep_their_identity(open_store: Any) -> None:
+    train(off_policy(SAC, "Pendulum-v1"), open_store(run="a"), every_steps=1000)
+    model = off_policy(SAC, "Pendulum-v1", seed=9)
+    before = [*model.policy.parameters(), model.log_ent_coef]
+    resume(model, CheckpointCallback(open_store(run="a"), every_steps=1), TOTAL)
+    after = [*model.policy.parameters(), model.log_ent_coef]
+    assert all(old is new for old, new in zip(before, after, strict=True))
+    assert model.ent_coef_optimizer.param_groups[0]["params"][0] is model.log_ent_coef
+    temperature = model.log_ent_coef.item()
+    model.set_logger(stable_baselines3.common.logger.Logger(None, []))
+    model.train(gradient_steps=1, batch_size=8)
+    assert model.log_ent_coef.item() != temperature
+    assert model.ent_coef_optimizer.state[model.log_ent_coef]["step"] > 1
+
+
+def test_normalizer_comes_back_with_its_returns(open_store: Any) -> None:
+    model, store = ppo(), open_store()
+    train(model, store, total=32)
+    other = ppo(seed=9)
+    resume(other, CheckpointCallback(store, every_steps=1), 32)
+    live, restored = model.get_vec_normalize_env(), other.get_vec_normalize_env()
+    assert live is not None and restored is not None
+    assert live.returns.any()
+    np.testing.assert_array_equal(restored.returns, live.returns)
+    for name in ("obs_rms", "ret_rms"):
+        for part in ("mean", "var", "count"):
+            np.testing.assert_array_equal(getattr(getattr(restored, name), part), getattr(getattr(live, name), part))
+
+
+def test_each_snapshot_has_the_statistics_of_its_own_step(open_store: Any) -> None:
+    model, store = ppo(), open_store()
+    seen: dict[int, float] = {}
+
+    def look(live: Any) -> None:
+        if live.num_timesteps % 16 == 2:  # the first step of a rollout has added its two rows
+            seen[live.num_timesteps - 2] = live.get_vec_normalize_env().obs_rms.count - 2
+
+    train(model, store, total=64, others=[Watch(look)])
+    counts = {step: store.restore(step)["normalizer"]["opened"]["obs_rms"]["count"] for step in (16, 32, 48)}
+    assert counts == pytest.approx({step: seen[step] for step in (16, 32, 48)})
+    assert len(set(counts.values())) == 3
+
+
+def test_action_noise_survives_the_reset_that_learn_makes(open_store: Any) -> None:
+    def make() -> Any:
+        noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))
+        return off_policy(TD3, "Pendulum-v1", 2, action_noise=noise)
+
+    model, store = make(), open_store(run="a")
+    train(model, store, total=64)
+    reference = [noise.noise_prev for noise in model.action_noise.noises]
+    assert np.abs(reference).min() > 0
+
+    class Look(BaseCallback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def _on_training_start(self) -> None:
+            self.seen.append([noise.noise_prev.copy() for noise in self.model.action_noise.noises])
+
+        _on_rollout_start = _on_training_start
+
+        def _on_step(self) -> bool:
+            return False
+
+    look, other = Look(), make()
+    callback = CheckpointCallback(open_store(run="a"), every_steps=1000)
+    start = resume(other, callback, 80)
+    other.learn(start.remaining, reset_num_timesteps=start.is_fresh, callback=[look, callback])
+    reset, settled = look.seen
+    assert not np.any(reset)
+    np.testing.assert_array_equal(settled, reference)
+
+
+def test_counter_of_a_subclass_is_captured_without_being_named(open_store: Any) -> None:
+    class Counting(PPO):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.train_count = 0
+
+        def train(self) -> None:
+            self.train_count += 1
+            super().train()
+
+    def make() -> Counting:
+        return Counting("MlpPolicy", make_vec_env("CartPole-v1", 1), n_steps=16, batch_size=16, device="cpu")
+
+    store = open_store()
+    train(make(), store, total=64)
+    model = make()
+    resume(model, CheckpointCallback(store, every_steps=1), 64)
+    assert model.train_count == 4
+
+
+def test_stacked_frames_come_back(open_store: Any) -> None:
+    def make() -> PPO:
+        return ppo(env=VecFrameStack(make_vec_env("CartPole-v1", 2, seed=1), 3))
+
+    model, store = make(), open_store()
+    train(model, store, total=32)
+    other = make()
+    resume(other, CheckpointCallback(store, every_steps=1), 32)
+    np.testing.assert_array_equal(other.env.stacked_obs.stacked_obs, model.env.stacked_obs.stacked_obs)
+    assert other.env.stacked_obs.stacked_obs[:, 4:8].any()
+
+
+def test_best_evaluation_and_its_records_come_back_and_later_ones_are_gone(open_store: Any, tmp_path: Path) -> None:
+    def evaluation(name: str) -> EvalCallback:
+        env = make_vec_env("CartPole-v1", 1, seed=5)
+        return EvalCallback(env, eval_freq=12, n_eval_episodes=1, log_path=str(tmp_path / name), verbose=0)
+
+    model, store, first = ppo(env=make_vec_env("CartPole-v1", 2, seed=1)), open_store(), evaluation("a")
+    train(model, store, others=[first])
+    assert first.evaluations_timesteps == [24, 48, 72, 96]
+    second = evaluation("b")
+    other = ppo(env=make_vec_env("CartPole-v1", 2, seed=1))
+    callback = CheckpointCallback(store, every_steps=1)
+    start = resume(other, callback, TOTAL, ref=64)
+    assert start.remaining == 32
+    other.learn(start.remaining, reset_num_timesteps=False, callback=[callback, second])
+    assert second.evaluations_timesteps == first.evaluations_timesteps
+    assert second.evaluations_results == first.evaluations_results
+    assert second.best_mean_reward == first.best_mean_reward
+    assert store.timeline()[-1].metrics["eval_mean_reward"] == first.last_mean_reward
+
+
+def test_callback_that_is_missing_after_a_resume_is_named(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=64, others=[Watch(lambda model: model.num_timesteps < 40)])
+    with pytest.warns(casckpt.StoreWarning, match="Watch-1"):
+        train(ppo(), store, total=64)
+
+
+def test_reseeding_leaves_the_recorded_streams_and_says_so(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=64)
+    draws = []
+    for seed in (None, 11):
+        model = ppo()
+        callback = CheckpointCallback(store, every_steps=16, async_mode=False)
+        start = resume(model, callback, 64, ref="main@32", branch=f"seed-{seed}", reseed=seed)
+        model.learn(start.remaining, reset_num_timesteps=False, callback=callback)
+        draws.append(model.rollout_buffer.actions.copy())
+    assert (draws[0] != draws[1]).any()
+    assert dict(store.snapshot("seed-11").labels) == {"reseed": "11"}
+    assert "reseed" not in store.snapshot("seed-None").labels
+
+
+# --- what is refused ---
+
+
+def test_run_that_is_not_resumed_is_not_continued_by_accident(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=32)
+    with pytest.raises(casckpt.InvalidInputError, match=r"stands at step 32.*resume"):
+        ppo().learn(TOTAL, callback=CheckpointCallback(store, every_steps=16))
+    assert store.steps() == [16, 32]
+
+
+def test_learn_that_would_begin_anew_after_a_resume_is_refused(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=32)
+    model, callback = ppo(), CheckpointCallback(store, every_steps=16)
+    start = resume(model, callback, TOTAL)
+    with pytest.raises(casckpt.InvalidInputError, match=r"at step 32 of 96, and learn\(\) started at step 0 of 64"):
+        model.learn(start.remaining, callback=callback)
+
+
+def test_model_of_another_shape_is_refused_and_nothing_is_touched(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=32)
+    model = ppo(policy_kwargs={"net_arch": [16]})
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    with pytest.raises(casckpt.MismatchError, match="policy"):
+        resume(model, CheckpointCallback(store, every_steps=1), TOTAL)
+    assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+    assert model.num_timesteps == 0
+
+
+class WithHandle(gymnasium.Wrapper):
+    """Keeps an open socket: nothing that another process could have."""
+
+    def __init__(self, env: Any, handle: Any) -> None:
+        super().__init__(env)
+        self.handle = handle
+
+
+def test_environment_that_cannot_be_captured_is_refused_or_said(open_store: Any) -> None:
+    handle = object()
+    env = DummyVecEnv([lambda: WithHandle(gymnasium.make("CartPole-v1"), handle)] * 2)
+    with pytest.raises(casckpt.UnsupportedStateError, match="handle"):
+        train(ppo(env=env), open_store(run="strict"))
+    store = open_store(run="lenient")
+    with pytest.warns(casckpt.StoreWarning, match="handle"):
+        train(ppo(env=env), store, total=32, strict=False)
+    gaps = store.restore(only=["progress"])["progress"]["not_captured"]
+    assert len(gaps) == 2
+    assert all("handle" in path and "object" in reason for path, reason in gaps.items())
+
+
+def test_component_of_a_users_own_takes_part_under_a_name_of_its_own(open_store: Any) -> None:
+    store, curriculum = open_store(), {"level": np.array([3])}
+    train(ppo(), store, total=32, extra={"curriculum": curriculum})
+    curriculum["level"][0] = 0
+    resume(ppo(), CheckpointCallback(store, every_steps=1, extra={"curriculum": curriculum}), 32)
+    assert curriculum["level"].tolist() == [3]
+    with pytest.raises(casckpt.InvalidInputError, match="policy"):
+        components(ppo(), extra={"policy": {}})
+
+
+def test_failed_commit_ends_the_training(open_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise casckpt.OutOfSpaceError("the disk is full", needed_bytes=1)
+
+    monkeypatch.setattr(store._committer, "commit", fail)
+    with pytest.raises(casckpt.SaveFailedError, match="full"):
+        train(ppo(), store)
