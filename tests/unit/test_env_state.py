@@ -1,0 +1,352 @@
+"""Environments as components: what was captured goes on as it would have gone on, to the last bit.
+
+The oracle is the environment itself, played on after the capture; nothing of the code under test computes it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import wrappers
+
+import casckpt
+from casckpt.integrations.gymnasium import EnvState, register_env_adapter
+from tests.unit import environments
+from tests.unit.environments import Corridor, Counting, Handles, actions_for, atari, five_deep, play
+
+QUICK = ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "HalfCheetah-v5"]
+MORE = ["Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Hopper-v5", "Ant-v5"]
+BARE = ["Taxi-v4", "CliffWalking-v1", "Blackjack-v1", "Humanoid-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5"]
+BARE += ["Walker2d-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5", "HumanoidStandup-v5"]
+MAKERS: dict[str, Any] = {name: lambda name=name: wrapped(name) for name in QUICK + MORE}
+MAKERS |= {name: lambda name=name: gymnasium.make(name) for name in BARE}
+MAKERS |= {"ALE/Breakout-v5": lambda: atari("ALE/Breakout-v5"), "ALE/Pong-v5": lambda: atari("ALE/Pong-v5")}
+MAKERS["Corridor"] = Corridor
+SLOW = {*MORE, *BARE, "ALE/Pong-v5"}
+
+
+def wrapped(name: str) -> Any:
+    """Five wrappers where observations are arrays; FrozenLake's are numbers, which none of these normalises."""
+    if name == "FrozenLake-v1":
+        return wrappers.RecordEpisodeStatistics(wrappers.TimeAwareObservation(gymnasium.make(name), flatten=True))
+    return five_deep(name)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in MAKERS]
+)
+def test_next_200_steps_after_a_restore_equal_those_after_the_capture(name: str, store_path: Any, seed: int) -> None:
+    env = MAKERS[name]()
+    env.reset(seed=seed % 1000)
+    env.action_space.seed(seed)
+    actions = actions_for(env, 263, seed)
+    play(env, actions[:63])
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, {"env": EnvState(env)})
+        expected = play(env, actions[63:])
+        drawn = [np.array(env.action_space.sample()).tolist() for _ in range(5)]
+        fresh, used = MAKERS[name](), MAKERS[name]()
+        used.reset(seed=1)
+        play(used, actions[:31])
+        for live in (fresh, used, env):
+            store.restore_into({"env": EnvState(live)}, 1)
+            assert play(live, actions[63:]) == expected
+            assert [np.array(live.action_space.sample()).tolist() for _ in range(5)] == drawn
+    for live in (fresh, used, env):
+        live.close()
+
+
+def test_state_of_every_wrapper_comes_back() -> None:
+    env, other = five_deep("CartPole-v1"), five_deep("CartPole-v1")
+    env.reset(seed=3)
+    play(env, actions_for(env, 150, 3))
+    frames, rewards, observations = env.env, env.env.env, env.env.env.env
+    statistics, limit = observations.env, observations.env.env
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert len(statistics.return_queue) > 2
+    assert list(other.env.env.env.env.return_queue) == list(statistics.return_queue)
+    assert list(other.env.env.env.env.length_queue) == list(statistics.length_queue)
+    assert other.env.env.env.env.env._elapsed_steps == limit._elapsed_steps > 0
+    assert other.env.env.env.obs_rms.mean.tobytes() == observations.obs_rms.mean.tobytes()
+    assert other.env.env.return_rms.var == rewards.return_rms.var != 1.0
+    assert other.env.env.discounted_reward == rewards.discounted_reward
+    assert np.array(other.env.obs_queue).tobytes() == np.array(frames.obs_queue).tobytes()
+
+
+def test_durations_measured_by_a_clock_are_no_state_and_unknown_after_a_restore(store_path: Any) -> None:
+    env = wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))
+    env.reset(seed=1)
+    play(env, [1] * 40)
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, {"env": EnvState(env)})
+        env.episode_start_time -= 100.0
+        env.time_queue[0] = 77.0
+        store.commit(2, {"env": EnvState(env)})
+        assert store.snapshot(2).new_bytes == 0
+        store.restore_into({"env": EnvState(env)}, 1)
+    assert len(env.time_queue) == len(env.return_queue) > 0
+    assert all(math.isnan(duration) for duration in env.time_queue)
+
+
+def test_statistics_of_a_normaliser_belong_to_each_snapshot(store_path: Any) -> None:
+    env = five_deep("Pendulum-v1")
+    env.reset(seed=0)
+    means = []
+    with casckpt.open(store_path, create=True) as store:
+        for step in (1, 2, 3):
+            play(env, actions_for(env, 20, step))
+            means.append(env.env.env.env.obs_rms.mean.copy())
+            store.commit(step, {"env": EnvState(env)})
+        for step, mean in zip((1, 2, 3), means, strict=True):
+            store.restore_into({"env": EnvState(env)}, step)
+            assert env.env.env.env.obs_rms.mean.tobytes() == mean.tobytes()
+    assert len({mean.tobytes() for mean in means}) == 3
+
+
+# --- sharing and identity ---
+
+
+def test_objects_that_were_shared_are_shared_again() -> None:
+    env, other = Corridor(), Corridor()
+    env.reset(seed=0)
+    play(env, [1, 0, 1] * 5)
+    generator = other.rng
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert other.agents[0].rng is other.agents[1].rng is other.rng is generator
+    assert other.tail is other.recent
+    assert other.agents[0].friends[0] is other.agents[1]
+    assert np.shares_memory(other.row, other.board)
+    assert isinstance(other.pair, environments.Pair) and other.pair == env.pair
+    assert other.colour is env.colour
+
+
+def test_view_of_a_simulators_memory_stays_that_view() -> None:
+    env, other = gymnasium.make("Hopper-v5"), gymnasium.make("Hopper-v5")
+    for each in (env, other):
+        each.reset(seed=1)
+        each.unwrapped.angles = each.unwrapped.data.qpos
+    play(env, actions_for(env, 10, 0))
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    play(other, actions_for(env, 10, 0))
+    assert np.shares_memory(other.unwrapped.angles, other.unwrapped.data.qpos)
+
+
+def test_captured_state_is_not_changed_by_playing_on_or_restoring_twice() -> None:
+    env = Corridor()
+    env.reset(seed=0)
+    play(env, [1] * 10)
+    state = EnvState(env).state_dict()
+    expected = play(env, [0, 1] * 20)
+    for _ in range(3):
+        EnvState(env).load_state_dict(state)
+        assert play(env, [0, 1] * 20) == expected
+
+
+def test_attribute_that_came_after_the_capture_goes() -> None:
+    env = Corridor()
+    env.reset(seed=0)
+    state = EnvState(env).state_dict()
+    play(env, [1])
+    assert hasattr(env, "late")
+    EnvState(env).load_state_dict(state)
+    assert not hasattr(env, "late")
+
+
+def test_randomised_physics_of_a_model_comes_back() -> None:
+    env, other = gymnasium.make("Hopper-v5"), gymnasium.make("Hopper-v5")
+    env.unwrapped.model.body_mass[1] *= 1.5
+    env.unwrapped.model.opt.gravity[2] = -5.0
+    env.unwrapped.model.opt.timestep = 0.001
+    env.reset(seed=1)
+    actions = actions_for(env, 60, 0)
+    play(env, actions[:10])
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert other.unwrapped.model.opt.timestep == 0.001
+    assert play(other, actions[10:]) == play(env, actions[10:])
+
+
+# --- what does not fit ---
+
+
+def limited() -> Any:
+    return gymnasium.make("CartPole-v1", max_episode_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gymnasium.make("Acrobot-v1"), "CartPoleEnv"),
+        (lambda: wrappers.ClipReward(gymnasium.make("CartPole-v1"), -1, 1), "ClipReward"),
+        (limited, "max_episode_steps"),
+        (lambda: gymnasium.make("CartPole-v1", sutton_barto_reward=True), "sutton_barto_reward"),
+    ],
+    ids=["another environment", "another wrapper", "another limit", "another argument"],
+)
+def test_environment_that_is_made_otherwise_is_refused_untouched(make: Any, words: str) -> None:
+    env, other = gymnasium.make("CartPole-v1"), make()
+    env.reset(seed=1)
+    other.reset(seed=2)
+    before = np.array(other.unwrapped.state)
+    with pytest.raises(casckpt.MismatchError, match=words):
+        EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert np.array_equal(other.unwrapped.state, before)
+
+
+def test_model_of_another_robot_is_refused_untouched() -> None:
+    env, other = gymnasium.make("Hopper-v5"), gymnasium.make("Hopper-v5", frame_skip=4)
+    env.reset(seed=1)
+    other.reset(seed=2)
+    other.unwrapped.model.geom_contype[:] = 0
+    before = other.unwrapped.data.qpos.copy()
+    with pytest.raises(casckpt.MismatchError, match="another MuJoCo model"):
+        EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert np.array_equal(other.unwrapped.data.qpos, before)
+
+
+def test_state_of_an_unknown_version_is_refused() -> None:
+    env = Counting()
+    state = EnvState(env, strict=False).state_dict() | {"version": 99}
+    with pytest.raises(casckpt.InvalidInputError, match="expected version 1, found 99"):
+        EnvState(env, strict=False).load_state_dict(state)
+
+
+class Rounding(Corridor):
+    """It changes what it is given."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+    @property
+    def level(self) -> float:
+        return float(self.__dict__["level"])
+
+    @level.setter
+    def level(self, value: float) -> None:
+        self.__dict__["level"] = round(value)
+
+
+def test_environment_that_changes_what_it_is_given_is_noticed() -> None:
+    env, other = Rounding(), Rounding()
+    for each in (env, other):
+        each.reset(seed=0)
+    env.__dict__["level"] = 0.25
+    with pytest.raises(casckpt.MismatchError, match="level"):
+        EnvState(other).load_state_dict(EnvState(env).state_dict())
+
+
+# --- what cannot be captured ---
+
+
+def test_handles_of_the_process_are_named_and_refused() -> None:
+    env = Handles()
+    try:
+        report = EnvState(env).report()
+        found = {finding.path for finding in report.missing}
+        expected = {"count", "number", "pointer", "log", "socket", "lock", "nested['workers'][0]"}
+        assert found == {f"env.{name}" for name in expected}
+        assert not report.is_complete
+        assert "env.pointer" in str(report)
+        with pytest.raises(casckpt.UnsupportedStateError, match=r"env\.pointer") as caught:
+            EnvState(env).state_dict()
+        assert set(caught.value.paths) == found
+    finally:
+        env.close()
+
+
+def test_partial_capture_is_recorded_and_restored_only_when_asked_for() -> None:
+    env, other = Counting(), Counting()
+    env.reset(seed=4)
+    other.reset(seed=5)
+    state = EnvState(env, strict=False).state_dict()
+    assert state["not_captured"] and "env.count" in state["not_captured"][0]
+    with pytest.raises(casckpt.InvalidInputError, match=r"captured without env\.count"):
+        EnvState(other).load_state_dict(state)
+    EnvState(other, strict=False).load_state_dict(state)
+    assert other.np_random.random() == env.np_random.random()
+
+
+def test_report_lists_generators_that_nobody_has_seeded() -> None:
+    env = gymnasium.make("CartPole-v1")
+    assert {"env.env.env.env._np_random", "env.env.env.env.action_space._np_random"} <= set(
+        EnvState(env).report().unseeded
+    )
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    assert EnvState(env).report().unseeded == ["env.env.env.env.observation_space._np_random"]
+
+
+def test_environment_that_holds_on_to_too_much_is_refused() -> None:
+    env = Corridor()
+    env.everything = [[] for _ in range(20_001)]
+    with pytest.raises(casckpt.InvalidInputError, match=r"env\.everything\[\d+\].*more than 20000 objects"):
+        EnvState(env).state_dict()
+
+
+# --- own classes ---
+
+
+class Engine:
+    """A simulator that keeps its state where attributes do not show it."""
+
+    def __init__(self) -> None:
+        self._iterator = iter(range(10**6))
+        self.position = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def advance(self) -> int:
+        self.position = next(self._iterator)
+        return self.position
+
+
+def test_registered_adapter_captures_its_class_wherever_it_is_held() -> None:
+    def rebuild(engine: Engine, position: int) -> None:
+        engine._iterator = iter(range(position + 1, 10**6))
+        engine.position = position
+
+    register_env_adapter(Engine, lambda engine: engine.position, rebuild)
+    env, other = Corridor(), Corridor()
+    env.engines, other.engines = [Engine()], [Engine()]
+    for _ in range(7):
+        env.engines[0].advance()
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert other.engines[0].advance() == 7
+
+
+def test_registering_something_that_is_no_class_is_refused() -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="expected a class"):
+        register_env_adapter("Engine", id, print)  # type: ignore[arg-type]
+
+
+class OwnProtocol(Counting):
+    """It says itself what its state is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = -1
+
+    def get_state(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.position += 1
+        return np.array([float(self.position)]), 0.0, False, False, {}
+
+
+def test_environment_with_get_state_and_set_state_uses_them() -> None:
+    env, other = OwnProtocol(), OwnProtocol()
+    play(env, [0] * 5)
+    state = EnvState(env).state_dict()
+    EnvState(other).load_state_dict(state)
+    assert other.step(0)[0] == 5.0
+    assert EnvState(env).report().missing == []
