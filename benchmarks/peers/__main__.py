@@ -27,7 +27,12 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.table:
         with open(options.table) as stream:
-            print(report.markdown(corpus_result(each) for each in json.load(stream)["corpora"]), end="")
+            results = [corpus_result(each) for each in json.load(stream)["corpora"]]
+        print(report.markdown(results), end="")
+        if options.plots:
+            from benchmarks.peers import plots  # loads matplotlib
+
+            plots.draw(results, options.plots)
         return 0
     if not (options.list or (options.corpus and options.folder and options.work)):
         print("give --corpus, --folder and --work; or --list; or --table FILE", file=sys.stderr)
@@ -103,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--disk-gb", type=float, default=15.0, help="disk that a run may take (default 15)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there too")
     parser.add_argument("--table", metavar="FILE", help="print the tables of such a file in Markdown, and run nothing")
+    parser.add_argument("--plots", metavar="DIR", help="with --table: draw a picture of each series there")
     parser.add_argument("--list", action="store_true", help="say which peers there are, and which can run here")
     return parser
 

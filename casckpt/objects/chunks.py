@@ -8,7 +8,7 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded

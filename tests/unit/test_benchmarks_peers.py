@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -296,6 +299,22 @@ def test_results_come_back_from_json_and_print_in_markdown(tmp_path: Path, capsy
     assert "### A: 3 commits, 30.0 MB raw, alternating" in printed
     assert "| one | 1.2 | level | 7.50 | 0.2500 |" in printed
     assert "* one: close: gone" in printed
+
+
+@pytest.mark.full
+def test_pictures_name_every_peer_that_ran(tmp_path: Path) -> None:
+    """In a process of its own: matplotlib keeps font files open."""
+    ours, other = result_of("casckpt-fast", OWN_FILES, None), result_of("other", REPLAY, None)
+    missing = PeerResult("absent", "p", "", "", BOUNDED, "", False, False, "not on the path")
+    result = CorpusResult("A", 3, "alternating", [ours, other, missing])
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({"corpora": [asdict(result)]}))
+    command_line = [sys.executable, "-m", "benchmarks.peers", "--table", str(path), "--plots", str(tmp_path / "plots")]
+    subprocess.run(command_line, check=True, capture_output=True, timeout=120)
+    drawn = ElementTree.parse(tmp_path / "plots" / "A.svg")
+    words = {"".join(element.itertext()).strip() for element in drawn.iter()}
+    assert {"casckpt-fast", "other", "A: 3 commits of 10.0 MB"} <= words
+    assert "absent" not in words
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
