@@ -40,6 +40,7 @@ from casckpt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from casckpt.state.rng import RngState
+    from casckpt.state.rng_guard import RngGuard
     from casckpt.store.background import SaveHandle
     from casckpt.store.opening import open_store as open
     from casckpt.store.store import Store
@@ -61,6 +62,7 @@ __all__ = [
     "OutOfSpaceError",
     "ReadOnlyError",
     "RestoreReport",
+    "RngGuard",
     "RngState",
     "SaveFailedError",
     "SaveHandle",
@@ -77,6 +79,7 @@ __all__ = [
 
 _LAZY = {
     "RestoreReport": ("casckpt.store.values", "RestoreReport"),
+    "RngGuard": ("casckpt.state.rng_guard", "RngGuard"),
     "RngState": ("casckpt.state.rng", "RngState"),
     "SaveHandle": ("casckpt.store.background", "SaveHandle"),
     "Snapshot": ("casckpt.store.values", "Snapshot"),

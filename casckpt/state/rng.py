@@ -6,12 +6,14 @@ same state, or is put into a live one. Not kept: which seed sequence a numpy gen
 
 from __future__ import annotations
 
+import operator
 import random
 import struct
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from casckpt.errors import CorruptionError, MismatchError
+from casckpt.errors import CorruptionError, MismatchError, UnsupportedStateError
 
 
 def kind_of(value: Any) -> str | None:
@@ -121,21 +123,63 @@ def _python_state(tree: dict[str, Any]) -> Any:
     return tree["version"], struct.unpack("<625I", tree["words"]), tree["gauss"]
 
 
+def generators_of(name: str, source: Any) -> Iterator[tuple[str, Any]]:
+    """The generators behind something that draws: name and generator of each.
+
+    A generator is itself; an object with a `bit_generator`, or with an `np_random` as Gymnasium's environments and
+    spaces have it, stands for that; a space of spaces, a list, a tuple or a dict for everything in it (`name/key`).
+
+    Raises:
+        UnsupportedStateError: nothing in it draws, or what does is in another process.
+    """
+    own = getattr(source, "bit_generator", None)
+    inside = source if isinstance(source, (list, tuple, dict)) else getattr(source, "spaces", None)
+    if kind_of(source) is not None:
+        yield name, source
+    elif kind_of(own) is not None:
+        yield name, own
+    elif isinstance(inside, (list, tuple, dict)):
+        drawn = getattr(source, "_np_random", None)  # np_random itself would seed what has no seed yet, all inside too
+        if drawn is not None:
+            yield name, drawn
+        for key, item in inside.items() if isinstance(inside, dict) else enumerate(inside):
+            yield from generators_of(f"{name}/{key}", item)
+    elif hasattr(source, "np_random"):
+        drawn = source.np_random
+        if isinstance(drawn, tuple) and any(map(operator.is_not, drawn, source.np_random)):
+            raise UnsupportedStateError(
+                f"{name}: {type(source).__name__} hands out copies of generators that live in other processes. Capture "
+                "the environments themselves: casckpt.integrations.gymnasium.EnvState",
+                path=name,
+            )
+        yield from generators_of(name, drawn)
+    else:
+        found = type(source).__name__
+        raise UnsupportedStateError(
+            f"{name}: {found} is no random generator that casckpt knows. Give a generator of random, numpy or torch, "
+            "an object with a bit_generator, or a Gymnasium environment or space",
+            path=name,
+        )
+
+
 class RngState:
     """A Checkpointable of every generator that a training draws from without naming it.
 
-    Python's `random`, numpy's legacy global, torch's CPU generator and every CUDA device's, and the `extra` generators
-    given by name. Libraries that are not loaded have no part in it. Restored last, since building or loading other
-    objects may draw numbers.
+    Python's `random`, numpy's legacy global, torch's CPU generator and every CUDA device's, and what is given by name:
+    generators, Gymnasium environments and spaces, anything with a `bit_generator` (see `generators_of`). Libraries that
+    are not loaded have no part in it. Restored last, since building or loading other objects may draw numbers.
     """
 
     restore_last = True
 
     def __init__(self, **extra: Any) -> None:
-        self.extra = extra
-        for name, generator in extra.items():
-            if kind_of(generator) is None:
-                raise TypeError(f"{name}: {type(generator).__name__} is no random generator that casckpt knows")
+        self._sources = extra
+        _ = self.extra  # refuses what does not draw
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The named generators as they are now: an environment or a space replaces its own when it is seeded."""
+        return {name: made for key, source in self._sources.items() for name, made in generators_of(key, source)}
 
     def state_dict(self) -> dict[str, Any]:
         """All states, copied; the extra generators as new ones in the same states."""
@@ -157,15 +201,15 @@ class RngState:
         Raises:
             MismatchError: the extra generators have other names or kinds; nothing was changed.
         """
-        extra = state["extra"]
-        kinds = {name: kind_of(generator) for name, generator in self.extra.items()}
+        extra, live = state["extra"], self.extra
+        kinds = {name: kind_of(generator) for name, generator in live.items()}
         stored_kinds = {name: kind_of(generator) for name, generator in extra.items()}
         if kinds != stored_kinds:
             raise MismatchError(f"RngState: stored generators {stored_kinds}, live ones {kinds}")
         random.setstate(_python_state(state["python"]))
         for name, generator in extra.items():
             kind = str(kinds[name])
-            put(kind, self.extra[name], tree_of(kind, generator))
+            put(kind, live[name], tree_of(kind, generator))
         if "numpy" in state:
             from casckpt.state import _numpy
 
@@ -174,3 +218,20 @@ class RngState:
             from casckpt.state import _torch
 
             _torch.set_global_rngs(state["torch"])
+
+    def reseed(self, seed: int) -> dict[str, str]:
+        """Give every generator a new stream of its own, derived from `seed`: exploration anew, on purpose.
+
+        The same seed gives the same streams in every process. Commit the returned labels with the next snapshot, so
+        that the record says why draws differ from the line that was left: `commit(step, state, labels=labels)`.
+
+        Raises:
+            InvalidInputError: `seed` is no integer from 0 to 2**63 - 1.
+        """
+        from casckpt.state.seeding import seed_generator, seed_globals, stream_seed
+
+        names = seed_globals(stream_seed(seed, "reseed"))
+        for name, generator in self.extra.items():
+            seed_generator(generator, stream_seed(seed, "reseed", name))
+            names.append(name)
+        return {"rng.reseed": str(seed), "rng.reseed.generators": ", ".join(names)}
