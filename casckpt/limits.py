@@ -39,4 +39,6 @@ POOL_THREADS_MAX = 8
 
 # --- time ---
 LOCK_TIMEOUT_S = 30.0  # then BusyError names the holder
+LEASE_PULSE_S = 5.0  # a reader's counter moves so often while it reads
+LEASE_TIMEOUT_S = 30.0  # a lease whose counter stands still for so long is dead
 PROBE_TIMEOUT_S = 20.0  # a suspect index is opened in a subprocess that may not take longer

@@ -13,7 +13,8 @@ from casckpt.errors import CorruptionError, UnsupportedFormatError
 from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN
 
 FORMAT_VERSION = 1
-KNOWN_FEATURES: frozenset[str] = frozenset()
+COLLECTED = "collected"  # entries of kind `prune`, `thin` or `condemn`
+KNOWN_FEATURES: frozenset[str] = frozenset({COLLECTED})
 
 
 class Features(msgspec.Struct, frozen=True):

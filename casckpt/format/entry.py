@@ -76,7 +76,27 @@ class Retire(msgspec.Struct, frozen=True, array_like=True, tag="retire"):
     snapshot: bytes
 
 
-Body = Create | Commit | Annotate | Tag | Retire
+class Prune(msgspec.Struct, frozen=True, array_like=True, tag="prune"):
+    """Each of these snapshots is retired."""
+
+    snapshots: list[bytes]
+
+
+class Thin(msgspec.Struct, frozen=True, array_like=True, tag="thin"):
+    """These components of a snapshot are withdrawn on purpose; the others stay."""
+
+    snapshot: bytes
+    components: list[str]
+
+
+class Condemn(msgspec.Struct, frozen=True, array_like=True, tag="condemn"):
+    """No later entry relies on a record in one of these packs; `replacements` are packs that hold copies of some."""
+
+    packs: list[bytes]
+    replacements: list[PackRef]
+
+
+Body = Create | Commit | Annotate | Tag | Retire | Prune | Thin | Condemn
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -169,20 +189,35 @@ def _check_body(body: Body, what: str) -> None:
     """Bounds that the index's keys and rows rely on."""
     if isinstance(body, Create):
         return
+    if isinstance(body, Condemn):
+        _check_packs(body.replacements, what)
+        if len(body.packs) > PACK_COUNT_PER_ENTRY_MAX or any(len(each) != PACK_ID_SIZE for each in body.packs):
+            raise CorruptionError(f"{what}: malformed list of condemned packs", what=what)
+        return
+    if isinstance(body, Prune):
+        if not body.snapshots or any(len(each) != DIGEST_SIZE for each in body.snapshots):
+            raise CorruptionError(f"{what}: malformed list of snapshots", what=what)
+        return
     sizes = (0, DIGEST_SIZE) if isinstance(body, Tag) else (DIGEST_SIZE,)
     if len(body.snapshot) not in sizes:
         raise CorruptionError(f"{what}: malformed snapshot id", what=what)
     if isinstance(body, Tag) and not (wire.is_name(body.run) and wire.is_name(body.name)):
         raise CorruptionError(f"{what}: malformed run or tag name", what=what)
+    if isinstance(body, Thin) and not (body.components and all(wire.is_name(name) for name in body.components)):
+        raise CorruptionError(f"{what}: malformed component names", what=what)
     if isinstance(body, Commit):
-        if len(body.packs) > PACK_COUNT_PER_ENTRY_MAX:
-            raise CorruptionError(f"{what}: {len(body.packs)} packs in one entry", what=what)
-        if any(len(p.pack_id) != PACK_ID_SIZE or len(p.footer_check) != 16 or p.size < 0 for p in body.packs):
-            raise CorruptionError(f"{what}: malformed pack reference", what=what)
+        _check_packs(body.packs, what)
         if len(body.expected_head) not in (0, DIGEST_SIZE) or not 0 <= body.step <= STEP_MAX:
             raise CorruptionError(f"{what}: malformed expected head or step {body.step}", what=what)
         if not (wire.is_name(body.run) and wire.is_name(body.branch)):
             raise CorruptionError(f"{what}: malformed run or branch name", what=what)
+
+
+def _check_packs(packs: list[PackRef], what: str) -> None:
+    if len(packs) > PACK_COUNT_PER_ENTRY_MAX:
+        raise CorruptionError(f"{what}: {len(packs)} packs in one entry", what=what)
+    if any(len(p.pack_id) != PACK_ID_SIZE or len(p.footer_check) != 16 or p.size < 0 for p in packs):
+        raise CorruptionError(f"{what}: malformed pack reference", what=what)
 
 
 def _decode_records(data: bytes, start: int, what: str) -> list[InlineRecord]:

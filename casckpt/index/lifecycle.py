@@ -42,7 +42,7 @@ from casckpt.index.lock import SAFE_FLAGS, WriteLock
 from casckpt.index.place import index_root, is_network_path
 from casckpt.index.presence import FolderPresence, users_of
 
-INDEX_FORMAT = 2
+INDEX_FORMAT = 3
 POINTER_NAME, BUILD_LOCK_NAME = "current", "build.lock"
 _POINTER_SIZE_MAX = 4096
 _POINTER_TRIES = 3  # opens that lost a race against a publication

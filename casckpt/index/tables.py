@@ -13,6 +13,8 @@ branches   run NUL branch               `BranchRow`
 tags       run NUL tag                  snapshot id
 notes      snapshot id                  `NoteRow`: metrics and labels that annotations added
 damage     object id                    reason, found by a verification or a failed read
+fill       pack number u32              bytes of records of live objects u64; no row where there are none
+thinned    snapshot id                  `ThinRow`: components that were withdrawn
 ========== ============================ ==========================================================================
 
 Integers in keys are big-endian so that they sort. Snapshot objects are found through `snaps`, not `objects`: they
@@ -22,7 +24,7 @@ always lie inline in their commit's entry, and the row is a third of the size.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -36,7 +38,20 @@ from casckpt.index.kv import KvReader, KvWriter
 
 T = TypeVar("T")
 
-TABLES = ("meta", "objects", "packs", "pack_ids", "snaps", "lines", "branches", "tags", "notes", "damage")
+TABLES = (
+    "meta",
+    "objects",
+    "packs",
+    "pack_ids",
+    "snaps",
+    "lines",
+    "branches",
+    "tags",
+    "notes",
+    "damage",
+    "fill",
+    "thinned",
+)
 
 INLINE = 0xFFFFFFFF  # pack number of places inside a timeline entry
 _ENTRY_OFFSET_BITS = 24  # entries are at most 4 MiB
@@ -46,8 +61,10 @@ _SNAP = struct.Struct("<QIqB")
 _U32 = struct.Struct(">I")
 _LINE = struct.Struct(">IQ")
 _PACK = struct.Struct("<16sQ")
+_U64 = struct.Struct("<Q")
 
-FLAG_RETIRED, FLAG_MIXED = 1, 2
+FLAG_RETIRED, FLAG_MIXED, FLAG_THINNED = 1, 2, 4
+CONDEMNED = (1 << 64) - 1  # size, in `packs`, of one that a collector has condemned: it may be gone at any time
 PENDING = b"pending:"  # meta keys: then the pack id
 UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its table
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
@@ -70,6 +87,11 @@ class Place(NamedTuple):
     @property
     def is_inline(self) -> bool:
         return self.pack_no == INLINE
+
+    @property
+    def size(self) -> int:
+        """Bytes that the record takes in its file, padding aside."""
+        return self.header_size + self.stored_size
 
     @property
     def entry_seq(self) -> int:
@@ -146,6 +168,10 @@ class SnapRow(NamedTuple):
     def is_mixed(self) -> bool:
         return bool(self.flags & FLAG_MIXED)
 
+    @property
+    def is_thinned(self) -> bool:
+        return bool(self.flags & FLAG_THINNED)
+
 
 def encode_snap(row: SnapRow) -> bytes:
     return _SNAP.pack(*row)
@@ -168,6 +194,10 @@ class BranchRow(msgspec.Struct, frozen=True, array_like=True):
 class NoteRow(msgspec.Struct, frozen=True, array_like=True):
     metrics: dict[str, MetricValue]
     labels: dict[str, str]
+
+
+class ThinRow(msgspec.Struct, frozen=True, array_like=True):
+    components: list[str]
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
@@ -231,6 +261,30 @@ def encode_pack_row(pack_id: bytes, size: int) -> bytes:
 def decode_pack_row(row: bytes) -> tuple[bytes, int]:
     pack_id, size = _PACK.unpack(row)
     return pack_id, size
+
+
+def add_fill(txn: KvWriter, changes: Mapping[int, int]) -> None:
+    """Add to the live bytes of packs, given as pack number → change."""
+    for number, change in changes.items():
+        key = number_key(number)
+        old = txn.get("fill", key)
+        new = (_U64.unpack(old)[0] if old else 0) + change
+        if new:
+            txn.put("fill", key, _U64.pack(new))
+        else:
+            txn.delete("fill", key)
+
+
+def read_fill(txn: KvReader, number: int) -> int:
+    """Bytes of records of live objects in a pack."""
+    found = txn.get("fill", number_key(number))
+    return _U64.unpack(found)[0] if found else 0
+
+
+def last_condemned(txn: KvReader) -> int:
+    """Number of the newest entry that condemned packs; -1 before the first."""
+    found: int | None = get_struct(txn, "meta", b"condemned", int)
+    return -1 if found is None else found
 
 
 def get_struct(txn: KvReader, table: str, key: bytes, kind: Any) -> Any:

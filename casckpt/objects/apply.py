@@ -3,7 +3,11 @@
 `apply_entry` is deterministic: the same entries in the same order give the same rows, whether applied one by one as
 they are committed or all at once by a rebuild. Counts follow the rule "an edge counts once per live unique owner":
 a snapshot is live while it is committed and not retired; an object is live while its count is above zero; only live
-owners hold edges, to their children and to the bases of their records.
+owners hold edges, to their children and to the bases of their records. `fill` follows the counts: how many bytes of a
+pack are records of live objects.
+
+Condemned packs are gone for every look-up from the moment their entry is applied, whether their files still are there
+or not; their rows stay as marks, so that who located a record before still learns which file it was in.
 
 What cannot be read is recorded instead of raised: a pack that is missing or short makes the entry *pending* (its
 objects appear when the index is rebuilt after the pack arrived), an unreadable entry is *bad* (noted by the caller).
@@ -13,19 +17,21 @@ Neither hides the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from casckpt.errors import CasckptError, CorruptionError
-from casckpt.format.entry import Annotate, Commit, Entry, Retire, Tag
+from casckpt.format.entry import Annotate, Commit, Condemn, Entry, PackRef, Prune, Retire, Tag, Thin
 from casckpt.format.pack import PackRow
 from casckpt.format.record import SNAPSHOT
 from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, split_ids
 from casckpt.ids import ObjectId
 from casckpt.index.kv import KvWriter
 from casckpt.index.tables import (
+    CONDEMNED,
     FLAG_MIXED,
     FLAG_RETIRED,
+    FLAG_THINNED,
     INLINE,
     PENDING,
     Applied,
@@ -34,6 +40,8 @@ from casckpt.index.tables import (
     Pending,
     Place,
     SnapRow,
+    ThinRow,
+    add_fill,
     add_place,
     decode_object,
     decode_snap,
@@ -42,6 +50,7 @@ from casckpt.index.tables import (
     encode_snap,
     get_struct,
     inline_offset,
+    key_number,
     line_key,
     name_key,
     next_number,
@@ -124,16 +133,18 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         else:
             txn.delete("tags", key)
     elif isinstance(body, Retire):
-        _apply_retire(txn, body, read_object)
+        _apply_retire(txn, body.snapshot, read_object)
+    elif isinstance(body, Prune):
+        for snapshot_id in body.snapshots:
+            _apply_retire(txn, snapshot_id, read_object)
+    elif isinstance(body, Thin):
+        _apply_thin(txn, body, read_object)
+    elif isinstance(body, Condemn):
+        _apply_condemn(txn, entry.seq, body, packs)
 
 
 def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, read_object: ReadObject) -> None:
-    for pack in body.packs:
-        if txn.get("pack_ids", pack.pack_id) is None:
-            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
-        found_size = packs.size(pack.pack_id)
-        if found_size != pack.size:
-            put_struct(txn, "meta", PENDING + pack.pack_id, Pending(entry.seq, pack.pack_id, found_size))
+    _add_named(txn, entry.seq, body.packs, packs)
     inline = [
         (
             record.header.object_id,
@@ -153,6 +164,16 @@ def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, 
     count_edges(txn, _children_of_snapshot(snapshot), +1, read_object)
 
 
+def _add_named(txn: KvWriter, seq: int, named: Sequence[PackRef], packs: PackSource) -> None:
+    """Packs that entry `seq` makes part of the store."""
+    for pack in named:
+        if txn.get("pack_ids", pack.pack_id) is None:
+            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
+        found_size = packs.size(pack.pack_id)
+        if found_size != pack.size:
+            put_struct(txn, "meta", PENDING + pack.pack_id, Pending(seq, pack.pack_id, found_size))
+
+
 def _move_head(txn: KvWriter, seq: int, body: Commit, snapshot: Snapshot) -> int:
     key = name_key(body.run, body.branch)
     old = get_struct(txn, "branches", key, BranchRow)
@@ -162,17 +183,86 @@ def _move_head(txn: KvWriter, seq: int, body: Commit, snapshot: Snapshot) -> int
     return number
 
 
-def _apply_retire(txn: KvWriter, body: Retire, read_object: ReadObject) -> None:
-    value = txn.get("snaps", body.snapshot)
+def _apply_retire(txn: KvWriter, snapshot_id: bytes, read_object: ReadObject) -> None:
+    value = txn.get("snaps", snapshot_id)
     if value is None:
         return
     row = decode_snap(value)
     if row.is_retired:
         return
-    txn.put("snaps", body.snapshot, encode_snap(row._replace(flags=row.flags | FLAG_RETIRED)))
-    plain = read_object(ObjectId(body.snapshot), txn)
-    snapshot = decode_snapshot(plain, f"snapshot {body.snapshot.hex()[:12]}")
-    count_edges(txn, _children_of_snapshot(snapshot), -1, read_object)
+    txn.put("snaps", snapshot_id, encode_snap(row._replace(flags=row.flags | FLAG_RETIRED)))
+    thinned = get_struct(txn, "thinned", snapshot_id, ThinRow) or ThinRow([])
+    snapshot = _read_snapshot(txn, snapshot_id, read_object)
+    count_edges(txn, _children_of_snapshot(snapshot, thinned.components), -1, read_object)
+
+
+def _apply_thin(txn: KvWriter, body: Thin, read_object: ReadObject) -> None:
+    value = txn.get("snaps", body.snapshot)
+    if value is None:
+        return
+    row = decode_snap(value)
+    old: list[str] = (get_struct(txn, "thinned", body.snapshot, ThinRow) or ThinRow([])).components
+    new = sorted({*old, *body.components})
+    put_struct(txn, "thinned", body.snapshot, ThinRow(new))
+    txn.put("snaps", body.snapshot, encode_snap(row._replace(flags=row.flags | FLAG_THINNED)))
+    if row.is_retired:
+        return
+    snapshot = _read_snapshot(txn, body.snapshot, read_object)
+    before, after = (_children_of_snapshot(snapshot, names) for names in (old, new))
+    gone = {object_id: depth for object_id, depth in before.items() if object_id not in after}
+    count_edges(txn, gone, -1, read_object)
+
+
+def _read_snapshot(txn: KvWriter, snapshot_id: bytes, read_object: ReadObject) -> Snapshot:
+    plain = read_object(ObjectId(snapshot_id), txn)
+    return decode_snapshot(plain, f"snapshot {snapshot_id.hex()[:12]}")
+
+
+def _apply_condemn(txn: KvWriter, seq: int, body: Condemn, packs: PackSource) -> None:
+    """Replacements first: no object may be without a record in between."""
+    _add_named(txn, seq, body.replacements, packs)
+    for pack_id in body.packs:
+        key = txn.get("pack_ids", pack_id)
+        if key is None:  # no entry ever named it: a commit that did not finish
+            key = number_key(next_number(txn, b"next_pack"))
+            txn.put("pack_ids", pack_id, key)
+        else:
+            number = key_number(key)
+            pending = get_struct(txn, "meta", PENDING + pack_id, Pending)
+            if pending is None or pending.found_size != -1:  # one that was never here has no places
+                _remove_places(txn, number, [row.object_id for row in packs.rows(pack_id)])
+            txn.delete("meta", PENDING + pack_id)
+            txn.delete("fill", key)
+        txn.put("packs", key, encode_pack_row(pack_id, CONDEMNED))
+    put_struct(txn, "meta", b"condemned", seq)
+
+
+def _remove_places(txn: KvWriter, number: int, ids: Sequence[bytes]) -> None:
+    """Take a pack's records out of the look-up tables.
+
+    Args:
+        txn: an open write transaction.
+        number: of the pack.
+        ids: the objects that it holds records of; none when its table cannot be read any more: then all objects that
+            the index knows are looked at.
+    """
+    found = zip(ids, txn.get_many("objects", ids), strict=True) if ids else txn.scan("objects")
+    changed: dict[bytes, tuple[int, list[Place]]] = {}
+    edges: Counter[ObjectId] = Counter()
+    for object_id, row in found:
+        count, places = decode_object(row) if row else (0, [])
+        left = [place for place in places if place.pack_no != number]
+        if len(left) < len(places):
+            changed[object_id] = count, left
+            if count:
+                edges.update(_bases_of(places) - _bases_of(left))
+    for object_id, (count, left) in changed.items():
+        if count or left:
+            txn.put("objects", object_id, encode_object(count, left))
+        else:
+            txn.delete("objects", object_id)
+    if edges:
+        _count(txn, edges, -1)
 
 
 def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
@@ -181,13 +271,16 @@ def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
     for object_id, old in zip(ids, txn.get_many("objects", ids), strict=True):
         rows[object_id] = decode_object(old) if old else (0, [])
     edges: Counter[ObjectId] = Counter()
+    filled: Counter[int] = Counter()
     for object_id, place in found:
         count, places = rows[object_id]
         if place not in places:
             rows[object_id] = count, add_place(places, place)
             if count:
                 edges.update(set(place.bases) - _bases_of(places))
+                filled[place.pack_no] += place.size
     txn.put_many("objects", [(object_id, encode_object(count, places)) for object_id, (count, places) in rows.items()])
+    _fill(txn, filled)
     if edges:
         _count(txn, edges, +1)
     if txn.count("damage"):
@@ -195,9 +288,10 @@ def _add_places(txn: KvWriter, found: Sequence[tuple[bytes, Place]]) -> None:
             txn.delete("damage", object_id)  # stored again: the new record was read back before it was published
 
 
-def _children_of_snapshot(snapshot: Snapshot) -> dict[ObjectId, int]:
-    """Child ids of a snapshot, each with the depth of the tree below it."""
-    children = {ObjectId(ref.manifest): _MANIFEST for ref in snapshot.components.values()}
+def _children_of_snapshot(snapshot: Snapshot, thinned: Sequence[str] = ()) -> dict[ObjectId, int]:
+    """Child ids of a snapshot, each with the depth of the tree below it; without those of withdrawn components."""
+    kept = (ref for name, ref in snapshot.components.items() if name not in thinned)
+    children = {ObjectId(ref.manifest): _MANIFEST for ref in kept}
     if snapshot.context:
         children[ObjectId(snapshot.context)] = _LEAF
     return children
@@ -234,6 +328,7 @@ def _count(txn: KvWriter, edges: Counter[ObjectId], change: int) -> list[ObjectI
     These pass it on to the bases that their records name: an object owns one edge to each, however many records do.
     """
     first: list[ObjectId] | None = None
+    filled: Counter[int] = Counter()
     while edges:
         ids = list(edges)
         updates, flipped = [], []
@@ -245,9 +340,17 @@ def _count(txn: KvWriter, edges: Counter[ObjectId], change: int) -> list[ObjectI
             if (new == 0) != (count == 0):
                 flipped.append(object_id)
                 bases.update(_bases_of(places))
+                for place in places:
+                    filled[place.pack_no] += place.size if new else -place.size
         txn.put_many("objects", updates)
         first, edges = flipped if first is None else first, bases
+    _fill(txn, filled)
     return first or []
+
+
+def _fill(txn: KvWriter, changes: Mapping[int, int]) -> None:
+    """Change the live bytes of packs; what lies inline in entries belongs to none."""
+    add_fill(txn, {number: change for number, change in changes.items() if change and number != INLINE})
 
 
 def _bases_of(places: Sequence[Place]) -> set[ObjectId]:

@@ -23,12 +23,15 @@ from casckpt.index.kv import Kv, KvWriter, MemoryKv
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import (
     BAD,
+    CONDEMNED,
     PENDING,
     TABLES,
     UNREADABLE,
     Applied,
     BadEntry,
     Pending,
+    decode_pack_row,
+    last_condemned,
     put_bad,
     read_applied,
     read_meta,
@@ -159,6 +162,11 @@ class IndexKeeper:
         with self.kv.read() as txn:
             return read_applied(txn) or Applied(-1, NO_DIGEST, [])
 
+    def last_condemned(self) -> int:
+        """Number of the newest applied entry that condemned packs; -1 when there is none."""
+        with self.kv.read() as txn:
+            return last_condemned(txn)
+
     def mark_damage(self, found: Mapping[bytes, str], *, forget_others: bool = False) -> None:
         """Remember damaged objects, so that commits store them again; a hint, so failing to write it is no error.
 
@@ -263,6 +271,9 @@ class IndexKeeper:
 
         Where one is lost, all packs that are here are looked into: it must not take objects away from later snapshots.
         Otherwise those that no entry names are no part of the store.
+
+        Where packs were condemned, the others are looked into first: a manifest may lie in a later pack than that of
+        the commit that needs it.
         """
         fs = self._timeline.fs
         packs = _Packs(fs, self._root, self._store_id, {})
@@ -270,14 +281,16 @@ class IndexKeeper:
         with kv.read() as txn:
             applied = read_applied(txn)
             is_whole = applied is not None and not applied.gaps and not read_meta(txn, BAD, BadEntry)
-        if is_whole:
-            return
+            if is_whole and last_condemned(txn) < 0:
+                return
+            known = dict(decode_pack_row(row) for _, row in txn.scan("packs"))
         with kv.write() as txn:
             for table in TABLES:
                 for key in [key for key, _ in txn.scan(table)]:
                     txn.delete(table, key)
             for pack_id in list_packs(fs, self._root):
-                rows = packs.rows(pack_id)
+                is_wanted = known.get(pack_id) != CONDEMNED and not (is_whole and pack_id not in known)
+                rows = packs.rows(pack_id) if is_wanted else ()
                 if rows:
                     add_pack(txn, pack_id, packs.size(pack_id), rows)
         self._apply_all(kv, at_least, packs)

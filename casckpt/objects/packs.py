@@ -28,6 +28,11 @@ def pack_path(root: str, pack_id: bytes) -> str:
     return f"{root}/packs/{name[:2]}/{name}"
 
 
+def trash_path(root: str, pack_id: bytes) -> str:
+    """Where a collector moves a condemned pack before it is gone for good."""
+    return f"{root}/trash/{pack_id.hex()}"
+
+
 def list_packs(fs: FileSystem, root: str) -> Iterator[PackId]:
     """Ids of all pack files, by name."""
     for shard in fs.list(f"{root}/packs"):

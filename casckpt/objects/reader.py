@@ -11,6 +11,7 @@ another one helps.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import threading
@@ -28,7 +29,7 @@ from casckpt.index.kv import Kv, KvReader
 from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, first_places, number_key, places_of
 from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import graph, pool
-from casckpt.objects.packs import pack_path
+from casckpt.objects.packs import pack_path, trash_path
 from casckpt.objects.timeline import Timeline
 from casckpt.storage.fs import File, is_out_of_descriptors
 
@@ -67,6 +68,7 @@ class ObjectReader:
         self._store_id = store_id
         self._timeline = timeline
         self._kv = kv
+        self.pulse: Callable[[], None] = lambda: None  # called for every object or group, by any thread
         self._files: OrderedDict[int, File] = OrderedDict()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -177,6 +179,7 @@ class ObjectReader:
         return [job for _, job in sorted(jobs, key=lambda job: job[0])]
 
     def _read_single(self, request: Request, places: list[Place], failed: _Failed) -> None:
+        self.pulse()
         try:
             self._read_one(request, places)
         except CasckptError as error:
@@ -186,6 +189,7 @@ class ObjectReader:
         self, group: Mapping[ObjectId, list[_Asked]], below: Mapping[ObjectId, Place], failed: _Failed
     ) -> None:
         """Each object of a group, for all who asked for it."""
+        self.pulse()
         wanted = {each: (users[0][1][0], users[0][0].whole) for each, users in group.items()}
         decoding = graph.Decoding(wanted, below, self._decode)
         for object_id, users in group.items():
@@ -361,7 +365,9 @@ class ObjectReader:
     def _open_pack(self, place: Place, txn: KvReader | None) -> File:
         pack_id = self.pack_id(place.pack_no, txn)
         try:
-            return self._open(pack_path(self._root, pack_id))
+            with contextlib.suppress(FileNotFoundError):
+                return self._open(pack_path(self._root, pack_id))
+            return self._open(trash_path(self._root, pack_id))  # where a collector puts it while somebody reads it
         except FileNotFoundError:
             raise IncompleteError(
                 f"pack {pack_id.hex()} is not here. If a copy of this store is under way, wait for it; "

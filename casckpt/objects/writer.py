@@ -146,6 +146,11 @@ class ObjectWriter:
                 self._add(kind, object_id, len(plain), encode(memoryview(plain), 1))
         return ids
 
+    def add_record(self, header: RecordHeader, payload: memoryview) -> None:
+        """Store one record as it is: a copy of a good one that lies elsewhere in this store."""
+        self._leave_inline()
+        self._pack_with_room(len(payload)).append(header, payload)
+
     def publish(self) -> Written:
         """Make everything durable and give packs their names.
 

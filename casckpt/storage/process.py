@@ -52,7 +52,22 @@ class System:
         """A new name in `tmp/` that says which process made it: boot id, pid, start time, random."""
         return f"{root}/tmp/{_identity(os.getpid())}-{self.random_bytes(8).hex()}"
 
+    def lease_path(self, root: str) -> str:
+        """A new name in `leases/`, which says the same."""
+        return f"{root}/leases/{_identity(os.getpid())}-{self.random_bytes(8).hex()}"
+
 
 @cache
 def _identity(pid: int) -> str:
     return f"{boot_id()[:8]}-{pid}-{start_ticks(pid)}"
+
+
+def owner_of(name: str) -> tuple[int | None, str]:
+    """Process id in a name that `System` made, and its state: "running", "dead" or "unknown" (another boot)."""
+    boot, _, rest = name.partition("-")
+    pid, _, rest = rest.partition("-")
+    ticks = rest.partition("-")[0]
+    if not (pid.isdigit() and ticks.isdigit()) or boot != boot_id()[:8]:
+        return (int(pid) if pid.isdigit() else None), "unknown"
+    is_running = int(ticks) != 0 and start_ticks(int(pid)) == int(ticks)
+    return int(pid), "running" if is_running else "dead"

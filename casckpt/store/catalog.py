@@ -41,6 +41,7 @@ from casckpt.index.tables import (
     NoteRow,
     Pending,
     SnapRow,
+    ThinRow,
     decode_snap,
     find_snapshots,
     get_struct,
@@ -94,7 +95,15 @@ def check_step(step: Any) -> int:
     return int(value)
 
 
-def describe(entry: Entry, body: Commit, snapshot: SnapshotObject, note: NoteRow, *, is_retired: bool) -> Snapshot:
+def describe(
+    entry: Entry,
+    body: Commit,
+    snapshot: SnapshotObject,
+    note: NoteRow,
+    *,
+    is_retired: bool = False,
+    thinned: Sequence[str] = (),
+) -> Snapshot:
     """The public value for a commit entry and the snapshot it carries."""
     components = {
         name: Component(
@@ -122,6 +131,7 @@ def describe(entry: Entry, body: Commit, snapshot: SnapshotObject, note: NoteRow
         logical_bytes=sum(each.logical_bytes for each in components.values()),
         new_bytes=sum(each.new_bytes for each in components.values()),
         stored_bytes=sum(pack.size for pack in body.packs) + entry.size,
+        thinned=tuple(thinned),
     )
 
 
@@ -315,7 +325,33 @@ class Catalog:
                 raise CorruptionError(f"timeline entry {row.seq} does not hold it", seq=row.seq)
         with self._keeper.kv.read() as txn:
             note: NoteRow = get_struct(txn, "notes", snapshot_id, NoteRow) or NoteRow({}, {})
-        return describe(entry, body, found[1], note, is_retired=row.is_retired)
+        thinned = self.thinned(snapshot_id)
+        return describe(entry, body, found[1], note, is_retired=row.is_retired, thinned=thinned)
+
+    def thinned(self, snapshot_id: SnapshotId) -> list[str]:
+        """Components that were withdrawn from a snapshot."""
+        with self._keeper.kv.read() as txn:
+            found: ThinRow | None = get_struct(txn, "thinned", snapshot_id, ThinRow)
+        return found.components if found else []
+
+    def check_not_thinned(self, snapshot_id: SnapshotId, names: Iterable[str], step: int) -> None:
+        """Raise when one of these components was withdrawn.
+
+        Raises:
+            NotFoundError: it was; `components` names all that were, `only` those that are left.
+        """
+        thinned = self.thinned(snapshot_id)
+        gone = sorted(set(names) & set(thinned))
+        if not gone:
+            return
+        left = sorted(set(self.load(snapshot_id).components) - set(thinned))
+        raise NotFoundError(
+            f"step {step} (snapshot {short(snapshot_id)}) is thinned: {gone} were withdrawn on purpose. Restore what "
+            f"is left with only={left}.",
+            step=step,
+            components=gone,
+            only=left,
+        )
 
     def readable(self, ids: Iterable[SnapshotId]) -> Iterator[Snapshot]:
         """`info` of each that can be read; a `StoreWarning` names the others, so that one bad file hides no history."""

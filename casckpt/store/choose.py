@@ -113,6 +113,9 @@ class Chooser:
             if row.is_mixed and not allow_mixed:
                 skipped.append(f"step {row.step} ({short(snapshot_id)}) is mixed")
                 continue
+            if row.is_thinned:
+                skipped.append(f"step {row.step} ({short(snapshot_id)}) is thinned")
+                continue
             flaw = check.snapshot_flaw(snapshot_id)
             if flaw is None:
                 if skipped:

@@ -119,6 +119,14 @@ class Committer:
         if draft.inherits_rest and parent is not None:
             draft.inherit = sorted(set(parent.components) - set(draft.captured) - set(draft.drop))
         self._check_components(draft, parent)
+        while True:
+            try:
+                return self._attempt(draft, parent)
+            except _CondemnedMeanwhile:
+                continue  # nothing is published: look again at what is there, and store what is not
+
+    def _attempt(self, draft: Draft, parent: Snapshot | None) -> SnapshotValue:
+        condemned = self._keeper.last_condemned()  # before the first look at what is there
         check = WholenessCheck(self._timeline, self._keeper, self._catalog)
         writer = ObjectWriter(
             self._root,
@@ -130,7 +138,7 @@ class Committer:
         )
         try:
             with _expecting_folders():
-                return self._write(draft, parent, writer, check)
+                return self._write(draft, parent, writer, check, condemned)
         except OutOfSpaceError as error:
             error.facts["needed_bytes"] = error.needed_bytes = writer.unwritten_bytes  # type: ignore[attr-defined]
             raise
@@ -140,9 +148,9 @@ class Committer:
             writer.abort()
 
     def _write(
-        self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck
+        self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck, condemned: int
     ) -> SnapshotValue:
-        added = self._components.add(draft, parent, writer, check)
+        added = self._components.add(draft, parent, writer, check, condemned)
         context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
             return self._same_step(draft, parent, added.refs)
@@ -155,13 +163,13 @@ class Committer:
                 stacklevel=5,
             )
         written = writer.publish()
-        entry, snapshot = self._publish(draft, added, context, written)
+        entry, snapshot = self._publish(draft, added, context, written, condemned)
         self._keeper.catch_up_after_commit(entry, written.rows)
         body = entry.envelope.body
         assert isinstance(body, Commit)
         self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
         self._components.stand_at(added.known, added.relations)
-        return describe(entry, body, snapshot, NoteRow({}, {}), is_retired=False)
+        return describe(entry, body, snapshot, NoteRow({}, {}))
 
     def _parent(self) -> Snapshot | None:
         position = self.position
@@ -247,6 +255,14 @@ class Committer:
             given = sorted(set(names) & set(draft.captured))
             if given:
                 raise InvalidInputError(f"{option}={given}: also given in the state", names=given)
+        thinned = self._catalog.thinned(self.position.snapshot) if self.position.snapshot else []
+        withdrawn = sorted(set(thinned) & set(draft.inherit))
+        if withdrawn:
+            raise InvalidInputError(
+                f"inherit={withdrawn}: withdrawn from the parent snapshot (step {self.position.step} is thinned). Give "
+                "them in the state, or name them in drop=.",
+                names=withdrawn,
+            )
         left_out = sorted(there - set(draft.captured) - set(draft.inherit) - set(draft.drop))
         if left_out:
             raise InvalidInputError(
@@ -315,10 +331,17 @@ class Committer:
         added: Added,
         context: bytes,
         written: Written,
+        condemned: int,
     ) -> tuple[Entry, Snapshot]:
-        """Write the entry under the next free number, re-checking the head each time the number was taken."""
+        """Write the entry under the next free number, re-checking the head each time the number was taken.
+
+        Raises:
+            _CondemnedMeanwhile: a collector condemned packs after this commit looked at what is there.
+        """
         while True:
             applied = self._keeper.applied()  # before the head: whatever is published after it takes its number
+            if self._keeper.last_condemned() != condemned:
+                raise _CondemnedMeanwhile
             head = self._head()
             self._check_head(head)
             position = self.position
@@ -383,6 +406,10 @@ class Committer:
         if self._keeper.catch_up() < seq:
             self._keeper.rebuild()  # the number is taken by something that is no entry: list, and step over it
         return None
+
+
+class _CondemnedMeanwhile(Exception):
+    """What a commit found stored may lie in packs that were condemned since; nothing of it is published."""
 
 
 @contextlib.contextmanager

@@ -127,6 +127,7 @@ class Components:
         self._known: dict[str, Known] = {}
         self._relations: Relations | None = None
         self._shapes: dict[str, _Shape] = {}
+        self._condemned = -1
 
     def stand_at(self, known: dict[str, Known], relations: Relations | None = None) -> None:
         """Compare with these components from now on; those not among them are read from the store when needed.
@@ -139,12 +140,25 @@ class Components:
     def layout(self, captured: Captured) -> Layout:
         return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
 
-    def add(self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck) -> Added:
+    def add(
+        self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck, condemned: int
+    ) -> Added:
         """Store what is new of all components of a draft.
+
+        Args:
+            draft: what is to be stored.
+            parent: the snapshot that it continues.
+            writer: takes what is new.
+            check: says what is there.
+            condemned: the newest entry that condemned packs, read before `check` looked at anything.
 
         Raises:
             CorruptionError: a component to be inherited is damaged or missing.
         """
+        if condemned != self._condemned:
+            self._condemned = condemned
+            for each in self._known.values():
+                each.sources = None  # a condemned pack may still lie there with its size, and is no source any more
         trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
         plans = self._plan(draft, trusted, writer)
         relations = self._find_relations(draft, plans)

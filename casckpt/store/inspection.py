@@ -6,7 +6,8 @@ an exception: a snapshot that cannot be read is a row with a state and a reason.
 it.
 
 States, the first that applies: "damaged" (bytes are wrong or cut), "incomplete" (a file is not here, as in a copy under
-way), "retired", "mixed", "consistent".
+way), "retired", "thinned" (components were withdrawn), "mixed", "consistent". Of a retired snapshot nothing is owed
+once a collector has been at work.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Part(Value):
     Attributes:
         facts: what the snapshot says of it.
         stored_bytes: records of its chunks, structure and manifest, shared or not; 0 when unknown.
-        state: "whole", "damaged" or "incomplete", with `reason`.
+        state: "whole", "damaged", "incomplete" or "thinned", with `reason`.
     """
 
     name: str
@@ -258,12 +259,15 @@ class Inspection:
         snapshot, flaw = None, None
         try:
             snapshot = self._catalog.info(snapshot_id)
-            flaw = self._check.first_flaw({name: bytes.fromhex(c.manifest) for name, c in snapshot.components.items()})
+            if not (row.is_retired and self._keeper.last_condemned() >= 0):  # else nothing is owed of it
+                left = {name: c for name, c in snapshot.components.items() if name not in snapshot.thinned}
+                flaw = self._check.first_flaw({name: bytes.fromhex(c.manifest) for name, c in left.items()})
         except FLAWS as error:
             flaw = Flaw.of(error)
         except StorageError as error:
             flaw = _unreadable_now(error)
-        whole = "retired" if row.is_retired else "mixed" if row.is_mixed else "consistent"
+        kinds = {"retired": row.is_retired, "thinned": row.is_thinned, "mixed": row.is_mixed}
+        whole = next((kind for kind, is_it in kinds.items() if is_it), "consistent")
         run, branch = names.get(row.branch_no, ("", ""))
         return Row(
             row.seq,
@@ -294,7 +298,12 @@ class Inspection:
 
     def parts(self, snapshot: Snapshot) -> list[Part]:
         """Its components, each with what is wrong with it."""
-        return [self._part(name, component) for name, component in snapshot.components.items()]
+        return [
+            Part(name, component, 0, 0, 0, "thinned", "withdrawn on purpose")
+            if name in snapshot.thinned
+            else self._part(name, component)
+            for name, component in snapshot.components.items()
+        ]
 
     def _part(self, name: str, component: Component) -> Part:
         address = ObjectId(bytes.fromhex(component.manifest))

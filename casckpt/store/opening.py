@@ -279,3 +279,22 @@ def _write_document(fs: FileSystem, root: str, system: System, encoded: bytes) -
         file.close()
     fs.rename(temporary, f"{root}/{DOCUMENT}")
     fs.sync_folder(root)
+
+
+def add_feature(store: Store, name: str) -> None:
+    """Note in casckpt.json that reading and writing this store takes feature `name`; durable when this returns.
+
+    The timeline says so too, by entries of a kind that a release without the feature refuses: losing the file again
+    loses nothing.
+
+    Raises:
+        StorageError: it could not be written; the old document is in place.
+    """
+    document = store.document
+    if name in document.features.read and name in document.features.write:
+        return
+    old = document.features
+    features = Features(sorted({*old.read, name}), sorted({*old.write, name}), old.collect)
+    document = msgspec.structs.replace(document, features=features)
+    _write_document(store._timeline.fs, store.path, store._system, encode_document(document))
+    store.document = document

@@ -71,10 +71,11 @@ class Restorer:
         """The wanted components, and for those wanted in part the leaf paths.
 
         Raises:
-            NotFoundError: `only` names something that is not in the snapshot.
+            NotFoundError: `only` names something that is not in the snapshot, or was withdrawn from it.
         """
         snapshot = self._catalog.load(snapshot_id)
         wanted = choose(snapshot.components, only, snapshot.step)
+        self._catalog.check_not_thinned(snapshot_id, wanted, snapshot.step)
         return [self.load(name, snapshot.components[name]) for name in wanted], wanted
 
     def load(self, name: str, ref: ComponentRef) -> Stored:
@@ -191,6 +192,7 @@ class Restorer:
                 missing=unknown,
             )
         wanted = {name: target for name, target in targets.items() if name in snapshot.components}
+        self._catalog.check_not_thinned(snapshot_id, wanted, snapshot.step)
         stored = {name: self.load(name, snapshot.components[name]) for name in wanted}
         live = self._match(wanted, stored, strict=strict, cast=cast)
         scalars = self._scalars(stored)

@@ -24,7 +24,7 @@ from casckpt.errors import (
     UnsupportedFormatError,
 )
 from casckpt.format.document import StoreDocument, unknown_features
-from casckpt.format.entry import Annotate, MetricValue, Retire, Tag
+from casckpt.format.entry import Annotate, MetricValue, Prune, Retire, Tag, Thin
 from casckpt.ids import SnapshotId, StoreId, short
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES
@@ -38,6 +38,7 @@ from casckpt.store.choose import Choice, Chooser
 from casckpt.store.commit import Committer
 from casckpt.store.compare import Diff, compare
 from casckpt.store.draft import Draft, Drafter, Options
+from casckpt.store.leases import Leases
 from casckpt.store.restore import Restorer
 from casckpt.store.saver import Saver
 from casckpt.store.settle import plain_labels, plain_metrics
@@ -74,6 +75,8 @@ class Store:
         self._keeper = IndexKeeper(root, self.store_id, self._timeline, home, read_only=read_only)
         self._catalog = Catalog(self._timeline, self._keeper)
         self._restorer = Restorer(self._keeper, self._catalog)
+        self._leases = Leases(root, system, is_silent=read_only)
+        self._keeper.reader.pulse = self._leases.pulse
         self._committer = Committer(
             root,
             self.store_id,
@@ -248,9 +251,10 @@ class Store:
             UnsupportedStateError: an opaque leaf without `allow_pickle`.
         """
         self._turns.check()
-        snapshot_id, _ = self._choose(ref, allow_mixed, schema_version)
-        with self._noting_damage(snapshot_id):
-            return self._restorer.values(snapshot_id, _listed(only), device, allow_pickle=allow_pickle)
+        with self._reading():
+            snapshot_id, _ = self._choose(ref, allow_mixed, schema_version)
+            with self._noting_damage(snapshot_id):
+                return self._restorer.values(snapshot_id, _listed(only), device, allow_pickle=allow_pickle)
 
     def restore_into(
         self,
@@ -284,8 +288,9 @@ class Store:
             Otherwise as `restore`, with nothing touched when `atomic`.
         """
         self._turns.check()
-        snapshot_id, skipped = self._choose(ref, allow_mixed, schema_version)
-        return self._restore_into(targets, snapshot_id, skipped, strict, atomic, cast, allow_pickle)
+        with self._reading():
+            snapshot_id, skipped = self._choose(ref, allow_mixed, schema_version)
+            return self._restore_into(targets, snapshot_id, skipped, strict, atomic, cast, allow_pickle)
 
     def resume(
         self,
@@ -306,7 +311,7 @@ class Store:
         Returns:
             The state; None for a fresh start, which only a provably new run gives (see `resume_into`).
         """
-        with self._writing("resume"):
+        with self._writing("resume"), self._reading():
             self._background.raise_failures()
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
@@ -343,7 +348,7 @@ class Store:
             IncompleteError: the run has no readable snapshot, but something in the store is damaged or missing.
             Otherwise as `restore_into`.
         """
-        with self._writing("resume_into"):
+        with self._writing("resume_into"), self._reading():
             self._background.raise_failures()
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
@@ -504,11 +509,22 @@ class Store:
 
         Raises:
             AlreadyExistsError: the name is a tag or branch of this run already.
+            InvalidInputError: the snapshot is retired.
         """
         with self._writing("tag"):
             snapshot = self.snapshot(ref)
-            self._append(Tag(self.run, name, bytes.fromhex(snapshot.id)), lambda: self._chooser.check_free(name, "tag"))
+            snapshot_id = SnapshotId(bytes.fromhex(snapshot.id))
+            self._append(Tag(self.run, name, snapshot_id), lambda: self._check_tag(name, snapshot_id))
             return snapshot
+
+    def _check_tag(self, name: str, snapshot_id: SnapshotId) -> None:
+        self._chooser.check_free(name, "tag")
+        if self._catalog.row(snapshot_id).is_retired:
+            raise InvalidInputError(
+                f"tag {name!r}: snapshot {short(snapshot_id)} is retired, and a collector may take its data at any "
+                "time. Commit what `restore` still gives of it, and tag that.",
+                name=name,
+            )
 
     def untag(self, name: str) -> None:
         """Take a tag away."""
@@ -540,7 +556,8 @@ class Store:
         return self._catalog.info(snapshot_id)
 
     def retire(self, ref: Any) -> Snapshot:
-        """Hide a snapshot from listings and from "latest". Nothing is deleted here; its id still restores."""
+        """Hide a snapshot from listings and from "latest". Nothing is deleted here; its id restores until a collector
+        has taken what only it needs."""
         with self._writing("retire"):
             self._keeper.catch_up()
             position = self._committer.position
@@ -554,7 +571,7 @@ class Store:
             self._append(Retire(snapshot_id))
             return self._catalog.info(snapshot_id)
 
-    def _append(self, body: Annotate | Tag | Retire, check: Callable[[], None] = lambda: None) -> None:
+    def _append(self, body: Annotate | Tag | Retire | Prune | Thin, check: Callable[[], None] = lambda: None) -> None:
         """Publish an entry; `check` raises when, by what is published before it, it may not be."""
         while True:
             self._keeper.catch_up()
@@ -578,9 +595,10 @@ class Store:
         """
         self._turns.check()
         self._keeper.catch_up()
-        report = Verifier(self._timeline, self._keeper, self._catalog).run(
-            self._all_ids(), read_data=read_data, progress=progress
-        )
+        with self._reading():
+            report = Verifier(self._timeline, self._keeper, self._catalog).run(
+                self._all_ids(), read_data=read_data, progress=progress
+            )
         self._keeper.mark_damage(
             {bytes.fromhex(each.object_id): each.message for each in report.problems if each.kind == "corrupt"},
             forget_others=read_data,
@@ -600,10 +618,23 @@ class Store:
             is_name = isinstance(error, NotFoundError) and object_id is None  # in `only`: not the store's fault
             if is_name or "step" in error.facts:
                 raise
-            step = self._catalog.row(snapshot_id).step
+            row = self._catalog.row(snapshot_id)
+            step = row.step
+            is_gone = isinstance(error, IncompleteError | NotFoundError)
+            if is_gone and row.is_retired and self._keeper.last_condemned() >= 0:
+                raise NotFoundError(
+                    f"step {step} (snapshot {short(snapshot_id)}) was retired, and a collector has taken data of it. "
+                    "Run `casckpt log` for the steps that are there.",
+                    step=step,
+                    snapshot_id=snapshot_id,
+                ) from error
             kind = IncompleteError if isinstance(error, NotFoundError) else type(error)
             text = f"step {step} (snapshot {short(snapshot_id)}): {error.message}"
             raise kind(text, **{**error.facts, "step": step}) from error
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """While this is open, a collector takes nothing away that is listed now."""
+        return self._leases.hold(self._keeper.applied().seq)
 
     # --- life ---
 

@@ -16,7 +16,7 @@ from casckpt.format.entry import Commit
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object
 from casckpt.objects.packs import list_packs, pack_path
-from casckpt.storage.process import boot_id, start_ticks
+from casckpt.storage.process import owner_of
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
 from casckpt.store.wholeness import FLAWS
@@ -126,15 +126,7 @@ def leftovers(root: str) -> Iterator[Leftover]:
     except OSError:
         return
     for name in names:
-        boot, _, rest = name.partition("-")
-        pid, _, rest = rest.partition("-")
-        ticks = rest.partition("-")[0]
-        size = _size(f"{root}/tmp/{name}")
-        if not (pid.isdigit() and ticks.isdigit()) or boot != boot_id()[:8]:
-            yield Leftover(name, size, int(pid) if pid.isdigit() else None, "unknown")
-            continue
-        is_running = int(ticks) != 0 and start_ticks(int(pid)) == int(ticks)
-        yield Leftover(name, size, int(pid), "running" if is_running else "dead")
+        yield Leftover(name, _size(f"{root}/tmp/{name}"), *owner_of(name))
 
 
 class _Walk:
@@ -177,6 +169,8 @@ class _Walk:
 
     def _add_components(self, snapshot: Snapshot, *, is_retired: bool) -> None:
         for name, component in snapshot.components.items():
+            if name in snapshot.thinned:
+                continue
             stored = self._take_component(ObjectId(bytes.fromhex(component.manifest)))
             if is_retired:
                 self._retired_bytes += stored

@@ -47,9 +47,10 @@ class Snapshot(Value):
         created_at: when it was published, by the writer's clock, in UTC.
         metrics, labels: those of the commit, updated by later annotations.
         is_consistent: all exact components were captured at one step.
-        is_retired: hidden from listings; its data is still there.
+        is_retired: hidden from listings; its data is there until a collector takes it.
         logical_bytes, new_bytes: sums over components, see `Component`.
         stored_bytes: bytes that its commit added on disk.
+        thinned: components that were withdrawn on purpose; the others can be restored.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Snapshot(Value):
     logical_bytes: int
     new_bytes: int
     stored_bytes: int
+    thinned: tuple[str, ...] = ()
 
     @property
     def dedup_ratio(self) -> float:
@@ -82,7 +84,7 @@ class Snapshot(Value):
         return {**asdict(self), "created_at": self.created_at.isoformat()}
 
     def __str__(self) -> str:
-        kind = "" if self.is_consistent else " mixed"
+        kind = ("" if self.is_consistent else " mixed") + (" thinned" if self.thinned else "")
         return f"{self.run}/{self.branch}@{self.step} {self.id[:12]}{kind}"
 
 

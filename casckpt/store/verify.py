@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from casckpt.errors import CasckptError, IncompleteError, NotFoundError, StorageError, UnsupportedFormatError
 from casckpt.format.structure import decode_structure
 from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
-from casckpt.index.tables import decode_pack_row
+from casckpt.index.tables import CONDEMNED, decode_pack_row
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import check_frame, pack_path
 from casckpt.objects.reader import Request
@@ -71,8 +71,10 @@ class Verifier:
         """Check the timeline and everything that `snapshots` reach."""
         found = _Found()
         found.problems += self._timeline_problems() + self._file_problems()
+        is_collected = self._keeper.last_condemned() >= 0
         for snapshot_id in snapshots:
-            self._add_snapshot(snapshot_id, found)
+            if not (is_collected and self._catalog.row(snapshot_id).is_retired):  # nothing is owed of those
+                self._add_snapshot(snapshot_id, found)
         for manifest in found.manifests:
             self._add_manifest(manifest, found)
         object_ids = sorted({*found.manifests, *found.contexts, *found.owners})
@@ -126,7 +128,8 @@ class Verifier:
         with self._keeper.kv.read() as txn:
             packs = [decode_pack_row(row) for _, row in txn.scan("packs")]
         for pack_id, expected in packs:
-            problem = None if pack_id in known else self._pack_problem(pack_id, expected)
+            is_owed = pack_id not in known and expected != CONDEMNED
+            problem = self._pack_problem(pack_id, expected) if is_owed else None
             problems += [problem] if problem else []
         return problems
 
@@ -156,7 +159,10 @@ class Verifier:
             found.problems.append(Problem(_kind_of(error), message, snapshot_id.hex()))
             return
         where = (snapshot.run, snapshot.branch, snapshot.step)
+        thinned = self._catalog.thinned(snapshot_id)
         for name, ref in snapshot.components.items():
+            if name in thinned:
+                continue
             found.manifests.setdefault(ObjectId(ref.manifest), []).append((*where, name, snapshot_id.hex()))
         if snapshot.context:
             found.contexts.setdefault(ObjectId(snapshot.context), []).append((*where, "config", snapshot_id.hex()))

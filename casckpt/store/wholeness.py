@@ -19,7 +19,7 @@ from typing import NamedTuple
 from casckpt.errors import CasckptError, CorruptionError, IncompleteError
 from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.kv import KvReader
-from casckpt.index.tables import UNREADABLE, Place, decode_object, decode_pack_row, first_places, number_key
+from casckpt.index.tables import CONDEMNED, UNREADABLE, Place, decode_object, decode_pack_row, first_places, number_key
 from casckpt.objects import graph
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import pack_path
@@ -78,12 +78,14 @@ class WholenessCheck:
     # --- snapshots and components ---
 
     def snapshot_flaw(self, snapshot_id: SnapshotId) -> Flaw | None:
-        """The first flaw of a snapshot. Costs one lookup per chunk and one stat per file not looked at before."""
+        """The first flaw of a snapshot, withdrawn components aside. Costs one lookup per chunk and one stat per file
+        not looked at before."""
         try:
             snapshot = self._catalog.load(snapshot_id)
         except FLAWS as error:
             return Flaw.of(error)
-        return self.first_flaw({name: ref.manifest for name, ref in snapshot.components.items()})
+        thinned = self._catalog.thinned(snapshot_id)
+        return self.first_flaw({name: ref.manifest for name, ref in snapshot.components.items() if name not in thinned})
 
     def first_flaw(self, components: Mapping[str, bytes]) -> Flaw | None:
         """The first flaw among components, given as name → address of the manifest."""
@@ -216,6 +218,8 @@ class WholenessCheck:
         return self._packs[place.pack_no]
 
     def _pack_flaw(self, pack_id: bytes, expected: int) -> Flaw | None:
+        if expected == CONDEMNED:
+            return Flaw("incomplete", f"pack {pack_id.hex()} was condemned by a collector")
         found = self._size(pack_path(self._timeline.root, pack_id))
         if found is None:
             return Flaw("incomplete", f"pack {pack_id.hex()} is missing")
@@ -264,6 +268,8 @@ class WholenessCheck:
             if row is None:
                 return None
             pack_id, size = decode_pack_row(row)
+            if size == CONDEMNED:
+                return None
             found.append(Source(pack_path(self._timeline.root, pack_id), size, True))
         return found
 

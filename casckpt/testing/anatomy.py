@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from casckpt.codec import decode_into
 from casckpt.format import entry as entry_format
 from casckpt.format import pack as pack_format
 from casckpt.format import record as record_format
-from casckpt.format.entry import Commit, Retire, decode_entry
+from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Thin, decode_entry
 from casckpt.format.record import RecordHeader, decode_header
 from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, split_ids
 from casckpt.ids import ObjectId
@@ -55,8 +57,10 @@ class Anatomy:
         plain: plain bytes of every object.
         commits: snapshot id to (entry number, snapshot), in timeline order.
         retired: snapshot ids.
+        thinned: snapshot id to names of withdrawn components.
         entry_paths: entry number to path.
-        pack_ids: packs that an entry names; others are files without meaning.
+        pack_ids: packs that an entry names and none condemns; others are files without meaning.
+        is_collected: packs were condemned; records that nobody needs may have lost their bases.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -65,8 +69,10 @@ class Anatomy:
     plain: dict[ObjectId, bytes] = field(default_factory=dict)
     commits: dict[ObjectId, tuple[int, Snapshot]] = field(default_factory=dict)
     retired: set[ObjectId] = field(default_factory=set)
+    thinned: dict[ObjectId, set[str]] = field(default_factory=dict)
     entry_paths: dict[int, str] = field(default_factory=dict)
     pack_ids: set[bytes] = field(default_factory=set)
+    is_collected: bool = False
 
     def children(self, snapshot: Snapshot) -> dict[ObjectId, set[ObjectId]]:
         """Every object that a snapshot reaches, with its own children; the context and manifests are at the top."""
@@ -103,6 +109,10 @@ class Anatomy:
         for snapshot_id, (_, snapshot) in self.commits.items():
             if snapshot_id in self.retired:
                 continue
+            gone = self.thinned.get(snapshot_id, set())
+            snapshot = msgspec.structs.replace(
+                snapshot, components={n: r for n, r in snapshot.components.items() if n not in gone}
+            )
             tops = [ObjectId(ref.manifest) for ref in snapshot.components.values()]
             tops += [ObjectId(snapshot.context)] if snapshot.context else []
             for top in tops:
@@ -187,10 +197,25 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
     if isinstance(body, Commit):
         plain = next(r.payload for r in entry.records if r.header.object_id == body.snapshot)
         anatomy.commits[ObjectId(body.snapshot)] = (seq, decode_snapshot(plain, name))
+    _take_effect(anatomy, entry)
+    return [(record.header, record.payload) for record in entry.records]
+
+
+def _take_effect(anatomy: Anatomy, entry: Entry) -> None:
+    """What an entry changes of those before it."""
+    body = entry.envelope.body
+    if isinstance(body, Commit):
         anatomy.pack_ids.update(pack.pack_id for pack in body.packs)
     elif isinstance(body, Retire):
         anatomy.retired.add(ObjectId(body.snapshot))
-    return [(record.header, record.payload) for record in entry.records]
+    elif isinstance(body, Prune):
+        anatomy.retired.update(map(ObjectId, body.snapshots))
+    elif isinstance(body, Thin):
+        anatomy.thinned.setdefault(ObjectId(body.snapshot), set()).update(body.components)
+    elif isinstance(body, Condemn):
+        anatomy.pack_ids.update(pack.pack_id for pack in body.replacements)
+        anatomy.pack_ids.difference_update(body.packs)
+        anatomy.is_collected = True
 
 
 def _dissect_pack(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[RecordHeader, bytes]]:
@@ -250,6 +275,8 @@ def _decode_all(anatomy: Anatomy, payloads: list[tuple[RecordHeader, bytes]]) ->
             bases = [anatomy.plain[base] for base in header.bases]
             decode_into(header.codec, header.codec_version, header.params, payload, bases, memoryview(out))
             anatomy.plain[header.object_id] = bytes(out)
+        if len(later) == len(waiting) and anatomy.is_collected:
+            break
         if len(later) == len(waiting):
             raise ValueError(f"{len(later)} records have bases that are nowhere")
         waiting = later

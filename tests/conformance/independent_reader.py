@@ -179,8 +179,13 @@ def decode(record: Record, objects: Mapping[bytes, bytes]) -> bytes:
     return plain
 
 
-def decode_all(records: list[Record], in_packs: set[bytes]) -> dict[bytes, bytes]:
-    """Every record decoded and compared with its address, bases first."""
+def decode_all(records: list[Record], in_packs: set[bytes], *, is_collected: bool = False) -> dict[bytes, bytes]:
+    """Every record decoded and compared with its address, bases first.
+
+    In a store from which something was collected, records that nobody needs may have lost their bases.
+    """
+    if is_collected:
+        return _decode_what_can_be(records)
     least: dict[bytes, int] = {}
     for record in records:
         need((record.depth == 0) == (not record.bases), f"object {record.object_id.hex()}: depth {record.depth}")
@@ -192,6 +197,16 @@ def decode_all(records: list[Record], in_packs: set[bytes]) -> dict[bytes, bytes
             need(least[base] < record.depth, f"object {record.object_id.hex()}: depth does not fall")
         objects[record.object_id] = decode(record, objects)
     return objects
+
+
+def _decode_what_can_be(records: list[Record]) -> dict[bytes, bytes]:
+    objects: dict[bytes, bytes] = {}
+    while True:
+        later = [record for record in records if not all(base in objects for base in record.bases)]
+        objects.update((record.object_id, decode(record, objects)) for record in records if record not in later)
+        if len(later) == len(records):
+            return objects
+        records = later
 
 
 # --- packs and entries (§6, §7) ---
@@ -299,6 +314,7 @@ class Snapshot:
     environment: dict[str, str] = field(default_factory=dict)
     schema_version: int | None = None
     is_retired: bool = False
+    withdrawn: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -325,11 +341,15 @@ def read_store(root: str | Path) -> Store:
     packed = [
         record for path in sorted(root.glob("packs/??/*")) for record in _read_named_pack(path, store_id, entries)
     ]
-    objects = decode_all([*inline, *packed], {record.object_id for record in packed})
+    is_collected = any(entry.what[0] == "condemn" for entry in entries)
+    objects = decode_all([*inline, *packed], {record.object_id for record in packed}, is_collected=is_collected)
     store = Store(document, [], {}, {}, [*inline, *packed], len(entries))
     by_id: dict[bytes, Snapshot] = {}
     for entry in entries:
         _apply(entry, store, by_id, objects)
+    for snapshot in store.snapshots:
+        if not (snapshot.is_retired and is_collected and snapshot.id not in store.tags.values()):
+            _fill(snapshot, objects)
     return store
 
 
@@ -338,9 +358,10 @@ def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
     first, store_id = read_entry(paths[0], None)
     need(first.seq == 0 and first.what[0] == "create", "entry 0 creates the store")
     document = json.loads(first.what[1])
-    need((root / "casckpt.json").read_bytes() == first.what[1], "casckpt.json and entry 0 differ")
+    noted = json.loads((root / "casckpt.json").read_bytes())
+    need({**noted, "features": {}} == {**document, "features": {}}, "casckpt.json and entry 0 differ")
     need(document["casckpt_format"] == 1 and bytes.fromhex(document["store_id"]) == store_id, "document")
-    need(not any(document.get("features", {}).values()), "a feature that this reader does not know")
+    need(all(set(each) <= {"collected"} for each in noted.get("features", {}).values()), "an unknown feature")
     entries = [first]
     for path in paths[1:]:
         entry, _ = read_entry(path, store_id)
@@ -352,7 +373,10 @@ def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
 
 def _read_named_pack(path: Path, store_id: bytes, entries: list[Entry]) -> list[Record]:
     records, footer_check = read_pack(path, store_id)
-    refs = [ref for entry in entries if entry.what[0] == "commit" for ref in entry.what[6]]
+    lists = {"commit": 6, "condemn": 2}
+    refs = [ref for entry in entries if entry.what[0] in lists for ref in entry.what[lists[entry.what[0]]]]
+    if any(entry.what[0] == "condemn" and bytes.fromhex(path.name) in entry.what[1] for entry in entries):
+        return []
     wanted = [bytes.fromhex(path.name), path.stat().st_size, footer_check]
     named = [ref for ref in refs if ref[0] == wanted[0]]
     need(all(ref == wanted for ref in named), f"{path}: an entry says something else of it")
@@ -379,27 +403,36 @@ def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: di
         store.tags.pop((run, name), None)
         if snapshot_id:
             store.tags[run, name] = by_id[snapshot_id].id
-    elif kind == "retire":
-        by_id[fields[0]].is_retired = True
-    else:
+    elif kind in ("retire", "prune"):
+        for snapshot_id in [fields[0]] if kind == "retire" else fields[0]:
+            by_id[snapshot_id].is_retired = True
+    elif kind == "thin":
+        by_id[fields[0]].withdrawn.update(fields[1])
+    elif kind != "condemn":  # seen to where packs are read
         need(kind == "create" and entry.seq == 0, f"entry {entry.seq}: kind {kind!r}")
 
 
 def _read_snapshot(
     objects: dict[bytes, bytes], snapshot_id: bytes, seq: int, metrics: dict[str, Any], labels: dict[str, str]
 ) -> Snapshot:
-    version, run, branch, step, parent, context, components = unpack(objects[snapshot_id])
+    version, run, branch, step, parent, context, _ = unpack(objects[snapshot_id])
     need(version == 1 and len(parent) in (0, 32) and len(context) in (0, 32), "snapshot")
-    found = Snapshot(seq, snapshot_id, run, branch, step, parent, metrics, labels)
+    return Snapshot(seq, snapshot_id, run, branch, step, parent, metrics, labels)
+
+
+def _fill(found: Snapshot, objects: dict[bytes, bytes]) -> None:
+    """Context and components of a snapshot that is owed."""
+    *_, context, components = unpack(objects[found.id])
     if context:
         version, found.schema_version, config, found.environment = unpack(objects[context])
         need(version == 1, "context")
         found.config = json.loads(config) if config else None
     for name, (manifest, captured_at, logical_bytes, necessity) in components.items():
+        if name in found.withdrawn:
+            continue
         component, size = _read_component(objects, manifest, name, captured_at, necessity)
         need(size == logical_bytes, f"{name}: logical bytes")
         found.components[name] = component
-    return found
 
 
 def _read_component(
