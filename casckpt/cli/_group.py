@@ -40,6 +40,7 @@ COMMANDS = {
     "log": Row("Look", "casckpt.cli.log:log", "List runs, branches and steps, with metrics, sizes and state."),
     "show": Row("Look", "casckpt.cli.show:show", "Show one snapshot: components, sizes, config, metrics."),
     "diff": Row("Look", "casckpt.cli.diff:diff", "Compare two snapshots by component and leaf."),
+    "bisect": Row("Look", "casckpt.cli.bisect:bisect", "Find the first step at which lines differ or a check fails."),
     "runs": Row("Look", "casckpt.cli.names:runs", "List the runs of a store."),
     "branches": Row("Look", "casckpt.cli.names:branches", "List the branches of a run."),
     "du": Row("Look", "casckpt.cli.du:du", "Say where the bytes are."),

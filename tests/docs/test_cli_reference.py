@@ -20,6 +20,7 @@ RUNS = {  # a call of each command with --json on the store of `make_store`
     "log": ["log", "STORE"],
     "show": ["show", "STORE", "good", "--run", "walker", "--leaves"],
     "diff": ["diff", "STORE", "main@1", "main@2", "--run", "walker"],
+    "bisect": ["bisect", "STORE", "main@4", "side@3", "--run", "walker"],
     "runs": ["runs", "STORE"],
     "branches": ["branches", "STORE"],
     "du": ["du", "STORE"],
