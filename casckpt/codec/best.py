@@ -1,7 +1,7 @@
 """A chunk with or without a base: whichever is smaller by enough, and cheap enough to decode.
 
 A leaf's `Memory` knows what its chunks take by each way, so that only what likely wins is computed: everything is tried
-at the first chunk and every TRIAL_INTERVAL uses.
+at the first chunk and every TRIAL_INTERVAL uses. A chunk of frames is tried as frames first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,23 @@ from typing import NamedTuple
 from casckpt.codec import choose, constant, raw
 from casckpt.codec.contract import Encoded
 from casckpt.codec.difference import encode_difference
+from casckpt.codec.forms import size_of
+from casckpt.codec.frames import Frames, encode_frames
+from casckpt.codec.level import decode_cost
 from casckpt.codec.memory import Limits, Memory
+
+_FRAMES_GAIN = 0.9  # of the size without a base: what frames with a base have to stay under
 
 
 class Base(NamedTuple):
-    """A chunk that a difference may name: its decoding cost, and its plain bytes; None when they cannot be had."""
+    """A chunk that a difference may name: its decoding cost, and its plain bytes; None when they cannot be had.
+
+    `skip`: where the chunk is frames, its bytes before the first whole one.
+    """
 
     cost: int
     read: Callable[[], memoryview | None]
+    skip: int = 0
 
 
 class Best(NamedTuple):
@@ -30,7 +39,14 @@ class Best(NamedTuple):
     base: int | None = None
 
 
-def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequence[Base], limits: Limits) -> Best:
+def encode_best(
+    plain: memoryview,
+    itemsize: int,
+    memory: Memory,
+    bases: Sequence[Base],
+    limits: Limits,
+    frames: Frames | None = None,
+) -> Best:
     """The difference to the first base that is worth it and cheap enough, else the standalone encoding.
 
     Args:
@@ -39,6 +55,7 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
         memory: what paid last for this leaf; updated.
         bases: those that may be tried, the most alike first. One is read only when it is.
         limits: of cost and size.
+        frames: how the chunk is frames, if it is.
 
     Returns:
         An encoding that decodes to `plain` by proof. `rejected` is kept when the proof of a difference failed and
@@ -49,6 +66,9 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
     """
     if _is_constant(plain, itemsize):
         return Best(choose.encode(plain, itemsize))
+    found = _as_frames(plain, frames, memory, bases, limits) if frames is not None else None
+    if found is not None:
+        return found
     alone = None
     if not bases or memory.is_trial_due():
         alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
@@ -74,6 +94,27 @@ def encode_best(plain: memoryview, itemsize: int, memory: Memory, bases: Sequenc
         return Best(raw.encode(plain, rejected=rejected))
     alone = alone or choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
     return Best(replace(alone, rejected=alone.rejected or rejected))
+
+
+def _as_frames(plain: memoryview, frames: Frames, memory: Memory, bases: Sequence[Base], limits: Limits) -> Best | None:
+    """The chunk as frames where anything in it repeats: with the first base that pays and is cheap enough, or without.
+
+    A base costs a restore of the whole column nothing, which decodes it anyway: so it has no price but its own size.
+    """
+    ceiling = int((1 - limits.gain_min) * len(plain))
+    alone = encode_frames(plain, frames, hint=memory.frames, ceiling=ceiling)
+    is_cheap = alone is not None and alone.rejected is None and decode_cost(alone, len(plain)) <= limits.cost_max
+    best = Best(alone) if alone is not None and is_cheap else None
+    for number, base in enumerate(bases):
+        base_plain = base.read() if base.cost < limits.cost_max else None
+        if base_plain is None:
+            continue
+        room = ceiling if best is None else int(_FRAMES_GAIN * size_of(best.encoded))
+        form = encode_frames(plain, frames._replace(base_skip=base.skip), base_plain, memory.frames, ceiling=room)
+        is_proven = form is not None and form.rejected is None
+        if form is not None and is_proven and base.cost + decode_cost(form, len(plain)) <= limits.cost_max:
+            return Best(form, number)
+    return best
 
 
 def _is_constant(plain: memoryview, itemsize: int) -> bool:

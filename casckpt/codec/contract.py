@@ -18,7 +18,7 @@ from casckpt.errors import CorruptionError
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-RAW, CONSTANT, ZSTD, PLANES, DIFFERENCE, PREDICTION = 0, 1, 2, 3, 4, 5  # codec ids, as stored in records
+RAW, CONSTANT, ZSTD, PLANES, DIFFERENCE, PREDICTION, FRAMES = 0, 1, 2, 3, 4, 5, 6  # codec ids, as stored in records
 
 TRIAL_INTERVAL = (
     32  # uses of a hint between two trials: the trial then costs under 2 us a chunk, and a change is seen soon

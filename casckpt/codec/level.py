@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, PREDICTION, RAW, ZSTD, Encoded
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, PREDICTION, RAW, ZSTD, Encoded
 from casckpt.codec.models import ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, SECOND_MOMENT
 from casckpt.errors import InvalidInputError
 
@@ -20,6 +20,7 @@ COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
 PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDING: 5}
+FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
@@ -86,6 +87,8 @@ def decode_cost(encoded: Encoded, plain_size: int) -> int:
         return min(2 + round(450 * share), _DENSE_COST) if is_sparse else _DENSE_COST
     if encoded.codec == PREDICTION:
         return prediction_cost(encoded.params[0])
+    if encoded.codec == FRAMES:
+        return FRAMES_COSTS[encoded.params[1]]
     return {ZSTD: 2 + round(4 * share), PLANES: 11}[encoded.codec]
 
 

@@ -31,6 +31,7 @@ class Memory:
 
     standalone: Hint = field(default_factory=Hint)
     difference: Hint = field(default_factory=Hint)
+    frames: Hint = field(default_factory=Hint)
     cost: int = 0
     wants_bases: bool = False
     _alone_share: float = 1.0  # size without a base, as a share of the chunk

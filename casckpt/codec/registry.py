@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 
-from casckpt.codec.contract import CONSTANT, DIFFERENCE, PLANES, PREDICTION, RAW, ZSTD, Buffer, Decoder, damaged
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, PREDICTION, RAW, ZSTD, Buffer, Decoder, damaged
 from casckpt.errors import UnsupportedFormatError
 
 _MODULES = {
@@ -20,6 +20,7 @@ _MODULES = {
     PLANES: "planes",
     DIFFERENCE: "difference",
     PREDICTION: "prediction",
+    FRAMES: "frames",
 }
 
 

@@ -5,11 +5,12 @@ stated size is compared with the expected one before anything is allocated.
 
 Compressors and decompressors are not thread-safe: each thread has its own, and a forked child starts with none.
 
-Two profiles, both level 1 and both ordinary frames (figures in docs/design/0004-codecs.md):
+Three profiles, all ordinary frames (figures in docs/design/0004-codecs.md and 0014-frames.md):
 
-* `match`: the library's defaults, for data that repeats;
-* `entropy`: a hash table of 64 entries and long minimum matches, which gives up matching at once and leaves Huffman
-  coding. For noisy planes of numbers: smaller and about three times as fast.
+* `match`: level 1, the library's defaults, for data that repeats;
+* `entropy`: level 1, a hash table of 64 entries and long minimum matches, which gives up matching at once and leaves
+  Huffman coding. For noisy planes of numbers: smaller and about three times as fast;
+* `deep`: level 9, for the little that is left of frames that repeat: a tenth smaller at a third of the speed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from casckpt.codec.contract import ZSTD, Buffer, Decoder, Encoded, damaged
 from casckpt.codec.raw import copy_into
 from casckpt.limits import OBJECT_SIZE_MAX
 
-Profile: TypeAlias = Literal["match", "entropy"]
+Profile: TypeAlias = Literal["match", "entropy", "deep"]
 
 ZstdError = zstandard.ZstdError
 
@@ -33,6 +34,7 @@ _WINDOW_SIZE_MAX = OBJECT_SIZE_MAX  # no frame of ours needs more; the format al
 _PARAMETERS = {
     "match": zstandard.ZstdCompressionParameters.from_level(1),
     "entropy": zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, min_match=7),
+    "deep": zstandard.ZstdCompressionParameters.from_level(9),
 }
 
 

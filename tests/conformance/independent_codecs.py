@@ -34,6 +34,9 @@ def decode_codec(codec: int, params: bytes, payload: bytes, size: int, bases: Se
         return _decode_difference(params, payload, size, bases[0])
     if codec == 5:
         return _decode_prediction(params, payload, size, bases)
+    if codec == 6:
+        need(len(bases) <= 1, "frames: one base")
+        return _decode_frames(params, payload, size, bases[0] if bases else None)
     need(not bases, f"codec {codec} with bases")
     return decode_form(codec, params, payload, size)
 
@@ -315,3 +318,121 @@ def _finish(number: int, kind: Kind, rounding: int, itemsize: int, predicted: fl
     if not kind.floor <= abs(predicted) < math.inf:
         return first
     return bf16_bits(predicted) if itemsize == 2 else int(struct.unpack("<I", struct.pack("<f", predicted))[0])
+
+
+# --- frames (codec 6) ---
+
+_FRAMES_HEAD = (
+    *("itemsize", "method", "series", "size", "width", "skip", "count", "new"),
+    *("base_skip", "base", "changed", "long"),
+)
+
+
+def _decode_frames(params: bytes, payload: bytes, plain_size: int, base: bytes | None) -> bytes:
+    head = dict(zip(_FRAMES_HEAD, struct.unpack_from("<BBHIIIIIIIII", params), strict=True))
+    size, method, start = head["size"], head["method"], head["base_skip"]
+    need(head["itemsize"] in _WORDS and size >= 16 and size % head["itemsize"] == 0, "frames: sizes")
+    need(method <= 3 and head["series"] and (method < 2 or head["itemsize"] == 1), "frames: method")
+    need(head["width"] and size % head["width"] == 0 if method == 3 else not head["width"], "frames: width")
+    need((base is None) == (head["base"] == 0), "frames: base")
+    need(start + size * head["base"] <= len(base or b"") and head["new"] <= head["count"], "frames: counts")
+    need(method == 1 or not (head["changed"] or head["long"]), "frames: changes without the method")
+    parts = _frame_parts(params[struct.calcsize("<BBHIIIIIIIII") :], payload)
+    known = [(base or b"")[start + at * size : start + (at + 1) * size] for at in range(head["base"])]
+    width = 2 if head["base"] + head["count"] <= 65_536 else 4
+    stored = _words(parts(head["count"] * width), width)
+    rests = parts(plain_size - head["count"] * size)
+    before = known[-1] if known else None
+    decode = (_plain_frames, _changed_frames, _between_frames, _between_frames)[method]
+    in_series = decode(head, parts, before) if head["new"] else []
+    parts(None)
+    order = [at for first in range(head["series"]) for at in range(first, head["new"], head["series"])]
+    new = [frame for _, frame in sorted(zip(order, in_series, strict=True))]
+    numbers, highest, last = [], head["base"] - 1, head["base"] - 1
+    for each in stored:
+        last = (last + 1 + each) % (1 << 8 * width)
+        need(last <= highest + 1, "frames: number")
+        highest = max(highest, last)
+        numbers.append(last)
+    need(highest == head["base"] + head["new"] - 1, "frames: new frames")
+    frames = known + new
+    return rests[: head["skip"]] + b"".join(frames[number] for number in numbers) + rests[head["skip"] :]
+
+
+def _frame_parts(params: bytes, payload: bytes) -> Callable[[int | None], bytes]:
+    """A function that gives the next part, of so many plain bytes; None: there is no more."""
+    at = start = 0
+
+    def next_part(size: int | None) -> bytes:
+        nonlocal at, start
+        if size is None:
+            need(at == len(params) and start == len(payload), "frames: lengths")
+            return b""
+        codec, stored, params_size = struct.unpack_from("<BIB", params, at)
+        need(at + 6 + params_size <= len(params) and start + stored <= len(payload), "frames: part")
+        form = decode_form(codec, params[at + 6 : at + 6 + params_size], payload[start : start + stored], size)
+        at, start = at + 6 + params_size, start + stored
+        return form
+
+    return next_part
+
+
+def _plain_frames(head: dict[str, int], parts: Callable[[int | None], bytes], before: bytes | None) -> list[bytes]:
+    return _cut(parts(head["new"] * head["size"]), head["size"])
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _changed_frames(head: dict[str, int], parts: Callable[[int | None], bytes], before: bytes | None) -> list[bytes]:
+    itemsize, new = head["itemsize"], head["new"]
+    per_frame = head["size"] // itemsize
+    need(head["changed"] <= (new + 1) * per_frame // 2 + 8, "frames: changes")
+    gaps = list(parts(head["changed"]))
+    need(gaps.count(255) == head["long"], "frames: long gaps")
+    longer = iter(_words(parts(4 * head["long"]), 4))
+    values = _words(parts(head["changed"] * itemsize), itemsize)
+    changed, at = {}, -1
+    for gap, value in zip(gaps, values, strict=True):
+        need(gap, "frames: gap of 0")
+        at += gap + (next(longer) if gap == 255 else 0)
+        changed[at] = value
+    need(at < new * per_frame, "frames: item")
+    frame = _words(before or bytes(head["size"]), itemsize)
+    frames = []
+    for first in range(0, new * per_frame, per_frame):
+        frame = [changed.get(first + item, old) for item, old in enumerate(frame)]
+        frames.append(_join(frame, itemsize))
+    return frames
+
+
+def _between_frames(head: dict[str, int], parts: Callable[[int | None], bytes], before: bytes | None) -> list[bytes]:
+    residuals = iter(_cut(parts(head["new"] * head["size"]), head["size"]))
+    count = head["new"] + (before is not None)
+    frames = {0: before if before is not None else next(residuals)}
+    step = 1
+    while 2 * step < count:
+        step *= 2
+    while step:
+        for at in range(step, count, 2 * step):
+            one = frames[at - step]
+            other = frames[at + step] if at + step < count else one
+            mean = [(a + b + 1) // 2 for a, b in zip(one, other, strict=True)]
+            predicted = _smoothed(mean, head["width"]) if head["width"] else mean
+            frames[at] = bytes((a + b) & 255 for a, b in zip(predicted, next(residuals), strict=True))
+        step //= 2
+    return [frames[at] for at in range(before is not None, count)]
+
+
+def _smoothed(picture: list[int], width: int) -> list[int]:
+    height = len(picture) // width
+    weights = (1, 2, 2, 2, 1)
+
+    def pixel(y: int, x: int) -> int:
+        return picture[min(max(y, 0), height - 1) * width + min(max(x, 0), width - 1)]
+
+    def around(y: int, x: int) -> int:
+        return sum(v * w * pixel(y + i - 2, x + j - 2) for i, v in enumerate(weights) for j, w in enumerate(weights))
+
+    return [(around(y, x) + 32) // 64 for y in range(height) for x in range(width)]

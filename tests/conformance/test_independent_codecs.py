@@ -1,4 +1,4 @@
-"""A second decoder of codecs 4 and 5 reads the document's golden forms; on hostile operands it agrees with casckpt."""
+"""A second decoder of codecs 4 to 6 reads the document's golden forms; on hostile operands it agrees with casckpt."""
 
 from __future__ import annotations
 
@@ -42,6 +42,42 @@ def test_every_golden_prediction_is_decoded() -> None:
     for name, params, payload, bases, plain in rows:
         chunks = [_hex(each) for each in bases.split("·")]
         assert second.decode_codec(5, _hex(params), _hex(payload), len(_hex(plain)), chunks) == _hex(plain), name
+
+
+def test_every_golden_frame_is_decoded() -> None:
+    rows = _rows("| form | parameters | payload | base | plain |")
+    assert {_hex(row[1])[1] for row in rows} == {0, 1, 2, 3}
+    for name, params, payload, base, plain in rows:
+        bases = [] if base == "–" else [_hex(base)]
+        assert second.decode_codec(6, _hex(params), _hex(payload), len(_hex(plain)), bases) == _hex(plain), name
+
+
+@pytest.mark.parametrize("method", [1, 2, 3])
+@pytest.mark.parametrize("has_base", [False, True])
+def test_both_decoders_make_the_same_frames_of_random_parts(method: int, has_base: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for new in (1, 2, 3, 5, 8, 11):
+        height, width = int(rng.integers(2, 9)), int(rng.integers(8, 40))
+        size, itemsize = height * width, 1 if method > 1 or height * width % 2 else 2
+        plain = []
+        if method == 1:
+            items = new * size // itemsize
+            ones = min(20, items // 4)
+            gaps = rng.permutation([1] * ones + [254, 255, 256, 256][: (items - ones) // 256])
+            short = np.minimum(gaps, 255).astype(np.uint8)
+            long_gaps = (gaps[gaps >= 255] - 255).astype("<u4")
+            plain = [short.tobytes(), long_gaps.tobytes(), rng.bytes(len(gaps) * itemsize)]
+            changed, long = len(gaps), len(long_gaps)
+        else:
+            plain, changed, long = [rng.bytes(new * size)], 0, 0
+        head = (itemsize, method, int(rng.integers(1, 4)), size, width if method == 3 else 0, 0, new, new)
+        params = struct.pack("<BBHIIIIIIIII", *head, 2 * has_base, has_base, changed, long)
+        parts = [bytes(2 * new), b"", *plain]
+        params += b"".join(struct.pack("<BIB", 0, len(part), 0) for part in parts)
+        bases = [rng.bytes(2 + size)] if has_base else []
+        out = bytearray(new * size)
+        decode_into(6, 1, params, b"".join(parts), bases, memoryview(out))
+        assert second.decode_codec(6, params, b"".join(parts), len(out), bases) == bytes(out)
 
 
 def _constants(kind: second.Kind, rng: np.random.Generator) -> list[float]:

@@ -11,7 +11,7 @@ import pytest
 
 from casckpt import digest as digests
 from casckpt import ids, limits
-from casckpt.codec import constant, contract, decode_into, difference, lanes, planes
+from casckpt.codec import constant, contract, decode_into, difference, frames, lanes, planes
 from casckpt.digest import check16, digest
 from casckpt.format import document, entry, layout, pack, record, scalars, snapshot, structure, wire
 from casckpt.ids import EntryDigest, ObjectId, PackId, StoreId
@@ -51,6 +51,8 @@ CODE = {
     "CODEC_PLANES": contract.PLANES,
     "CODEC_DIFFERENCE": contract.DIFFERENCE,
     "CODEC_PREDICTION": contract.PREDICTION,
+    "CODEC_FRAMES": contract.FRAMES,
+    "FRAME_SIZE_MIN": frames.FRAME_SIZE_MIN,
     "PATTERN_SIZE_MAX": constant.PATTERN_SIZE_MAX,
     "ITEM_SIZE_MIN": lanes.ITEM_SIZE_MIN,
     "ITEM_SIZE_MAX": lanes.ITEM_SIZE_MAX,
