@@ -32,6 +32,12 @@ KEY_SIZE_MAX = 4096
 RANK_MAX = 64  # dimensions of a tensor (numpy's own bound)
 NAME_SIZE_MAX = 200  # run, branch, tag and component names, in UTF-8 bytes: they end up in index keys (511 at most)
 
+# --- replay ---
+SEGMENT_SIZE_MIN = 64 * 1024  # rows stored together, in bytes: smaller ones cost more to list than they save
+SEGMENT_SIZE_MAX = 16 * MIB  # what a ring may hold of rows that are gone, and a restore that needs one row looks up
+SEGMENT_SHARE = 16  # of a ring's capacity: the same bound for small rings
+GROUP_LEVEL_MAX = 8  # groups of groups: 32**8 segments
+
 # --- memory and threads ---
 BATCH_SIZE = 8 * MIB  # bytes hashed or read per pool task: smaller tasks halve the rate
 SINGLE_THREAD_SIZE = MIB  # up to here one thread is done before another has started

@@ -24,7 +24,7 @@ from casckpt.errors import CasckptError, CorruptionError
 from casckpt.format.entry import Annotate, Commit, Condemn, Entry, PackRef, Prune, Retire, Tag, Thin
 from casckpt.format.pack import PackRow
 from casckpt.format.record import SNAPSHOT
-from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, split_ids
+from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
 from casckpt.ids import ObjectId
 from casckpt.index.kv import KvWriter
 from casckpt.index.tables import (
@@ -307,6 +307,7 @@ def _children_of(object_id: ObjectId, depth: int, plain: bytes) -> dict[ObjectId
     manifest = decode_manifest(plain, what)
     children = dict.fromkeys(split_ids(manifest.ids, what), _NODE if manifest.has_nodes else _LEAF)
     children[ObjectId(manifest.structure)] = _LEAF
+    children.update((ObjectId(part.manifest), _MANIFEST) for part in parts_of(manifest))
     return children
 
 

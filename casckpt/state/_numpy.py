@@ -161,6 +161,16 @@ def copy_into(live: Array, stored: Array) -> float:
     return float(np.nan_to_num(change, nan=0.0, posinf=np.inf).max(initial=0.0))
 
 
+def as_array(rows: Any) -> Array:
+    """Anything that is an array, or becomes one without its elements being understood anew."""
+    return np.asarray(rows)
+
+
+def bytes_of(rows: Any, dtype: Any) -> memoryview:
+    """The elements of anything that becomes an array of this dtype, in C order; a copy where it is not so already."""
+    return np.ascontiguousarray(rows, dtype).reshape(-1).view(np.uint8).data
+
+
 def allocate(size: int) -> Array:
     """Fresh bytes for a block."""
     return np.empty(size, np.uint8)

@@ -15,7 +15,7 @@ from typing import Any
 from casckpt.format.scalars import encode_value
 from casckpt.format.structure import VERSION, Node, Structure, encode_structure, leaf_places
 from casckpt.state.blocks import DEVICE_BIT, Blocks, Plan, Source, plan_blocks
-from casckpt.state.walk import Kept, Walk
+from casckpt.state.walk import Kept, LazyArray, Walk
 
 
 class Captured:
@@ -111,6 +111,8 @@ def _sources(plan: Plan, walk: Walk) -> dict[int, Source]:
         kind = plan.leaves[plan.owners[block]].kind
         if kind == "bytes":
             sources[block] = _bytes_source(owner)
+        elif isinstance(owner, LazyArray):
+            sources[block] = owner.read
         elif kind == "numpy":
             from casckpt.state import _numpy
 

@@ -43,6 +43,18 @@ def describe_live(live: Any, kind: str) -> Any:
         return None
 
 
+def direct_memory(live: Any, kind: str) -> memoryview | None:
+    """The writable memory of a live tensor or array in C order on the CPU; None for anything else."""
+    extent = describe_live(live, kind)
+    if extent is None:
+        return None
+    (_, _, _, strides, _), low, high, _, is_dense = extent
+    if low is None or not 0 <= low < DEVICE_BIT or strides is not None or not is_dense:
+        return None
+    is_locked = kind == "numpy" and not live.flags.writeable
+    return None if is_locked else window(low, high - low, writable=True)
+
+
 def find_sharing(structure: Structure, entries: list[LiveLeaf]) -> list[Sharing]:
     """Where live memory is shared otherwise than the stored one."""
     starts, _, _ = merge_extents([entry.extent for entry in entries])

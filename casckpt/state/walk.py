@@ -10,6 +10,7 @@ import collections
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from casckpt.errors import UnsupportedStateError
@@ -44,6 +45,15 @@ def is_checkpointable(value: Any) -> bool:
 
 def type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+@dataclass(frozen=True)
+class LazyArray:
+    """A numpy array that is not there yet: `read(start, stop)` gives those bytes of its C-order form when asked."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[int, int], memoryview]
 
 
 @dataclass
@@ -110,6 +120,10 @@ class Walk:
         if number is not None:
             return number
         return self.leaf(value, (("bytes", "", (len(value),), None, 0), None if value else -1, 0, 0, True))
+
+    def _lazy(self, value: LazyArray) -> int:
+        low = None if prod(value.shape) else -1
+        return self.leaf(value, (("numpy", value.dtype, value.shape, None, 0), low, 0, 0, True))
 
     def tensor(self, value: Any, door: Any) -> int:
         """The leaf of a tensor, and its version counter."""
@@ -254,6 +268,7 @@ _handlers: dict[type, _Handler] = {
     **dict.fromkeys((float, bool, type(None)), Walk._plain),
     **dict.fromkeys((int, str, complex, set, frozenset), Walk._scalar),
     bytes: Walk._bytes,
+    LazyArray: Walk._lazy,
     **dict.fromkeys((list, tuple, collections.deque), Walk._sequence),
     dict: Walk._mapping,
     collections.OrderedDict: lambda walk, value: walk._mapping(value, "OrderedDict"),

@@ -376,6 +376,10 @@ class Catalog:
     def manifest(self, address: bytes) -> Manifest:
         return decode_manifest(self._keeper.reader.read(ObjectId(address)), f"manifest {short(address)}")
 
+    def chunk(self, object_id: ObjectId) -> bytes:
+        """Plain bytes of one object, verified."""
+        return self._keeper.reader.read(object_id)
+
     def chunk_ids(self, manifest: Manifest) -> list[ObjectId]:
         """All chunk ids of a component, in payload order."""
         if not manifest.has_nodes:

@@ -44,6 +44,7 @@ from casckpt.index.tables import Applied, BranchRow, NoteRow
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import ObjectWriter, Written
+from casckpt.replay.ring import StoredRing
 from casckpt.storage.process import System
 from casckpt.store.catalog import Catalog, describe
 from casckpt.store.components import Added, Components, read_chunk
@@ -117,7 +118,7 @@ class Committer:
         self._check_head(self._head())
         parent = self._parent()
         if draft.inherits_rest and parent is not None:
-            draft.inherit = sorted(set(parent.components) - set(draft.captured) - set(draft.drop))
+            draft.inherit = sorted(set(parent.components) - set(draft.names) - set(draft.drop))
         self._check_components(draft, parent)
         while True:
             try:
@@ -153,7 +154,9 @@ class Committer:
         added = self._components.add(draft, parent, writer, check, condemned)
         context = self._add_context(draft, writer)
         if parent is not None and draft.step == parent.step:
-            return self._same_step(draft, parent, added.refs)
+            same = self._same_step(draft, parent, added.refs)
+            draft.settle({name: ref.manifest for name, ref in added.refs.items()})
+            return same
         self._check_unmoved(draft)
         if writer.rejected_count:
             warnings.warn(
@@ -169,6 +172,7 @@ class Committer:
         assert isinstance(body, Commit)
         self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
         self._components.stand_at(added.known, added.relations)
+        draft.settle({name: ref.manifest for name, ref in added.refs.items()})
         return describe(entry, body, snapshot, NoteRow({}, {}))
 
     def _parent(self) -> Snapshot | None:
@@ -196,6 +200,11 @@ class Committer:
                 )
                 return None
         return self._context[1]
+
+    def stored_ring(self, name: str) -> StoredRing | None:
+        """The ring of that name that the next commit continues, if all of its rows are where they should be."""
+        check = WholenessCheck(self._timeline, self._keeper, self._catalog)
+        return self._components.stored_ring(name, self._parent(), check)
 
     # --- checks ---
 
@@ -252,7 +261,7 @@ class Committer:
             unknown = sorted(set(names) - there)
             if unknown:
                 raise InvalidInputError(f"{option}={unknown}: the parent snapshot has no such component", names=unknown)
-            given = sorted(set(names) & set(draft.captured))
+            given = sorted(set(names) & set(draft.names))
             if given:
                 raise InvalidInputError(f"{option}={given}: also given in the state", names=given)
         thinned = self._catalog.thinned(self.position.snapshot) if self.position.snapshot else []
@@ -263,7 +272,7 @@ class Committer:
                 "them in the state, or name them in drop=.",
                 names=withdrawn,
             )
-        left_out = sorted(there - set(draft.captured) - set(draft.inherit) - set(draft.drop))
+        left_out = sorted(there - set(draft.names) - set(draft.inherit) - set(draft.drop))
         if left_out:
             raise InvalidInputError(
                 f"step {draft.step}: the parent snapshot has {left_out}, which this commit neither gives nor names in "
@@ -283,8 +292,8 @@ class Committer:
     def _mutation(self, draft: Draft, error: CorruptionError) -> CasckptError | None:
         """Tell a disk that lies from memory that moved: the memory no longer hashes to what was to be written."""
         wanted = getattr(error, "object_id", None)
-        for captured in draft.captured.values() if wanted else ():
-            layout = self._components.layout(captured)
+        for key, captured in draft.captured.items() if wanted else ():
+            layout = self._components.layout(key, captured)
             for chunk, size in enumerate(layout.chunk_sizes):
                 if wanted == digest(read_chunk(captured, layout.parts(chunk), size)):
                     return None  # the memory still holds it: it was the disk

@@ -21,16 +21,36 @@ from casckpt.errors import CorruptionError
 from casckpt.format import wire
 from casckpt.format.layout import SCALARS, Layout, Part, plan_layout
 from casckpt.format.record import MANIFEST, NODE, STRUCTURE
-from casckpt.format.snapshot import EXACT, MANIFEST_VERSION, NECESSITIES, ComponentRef, Manifest, Snapshot
+from casckpt.format.snapshot import (
+    EXACT,
+    MANIFEST_VERSION,
+    NECESSITIES,
+    ComponentRef,
+    Manifest,
+    RingManifest,
+    Snapshot,
+)
 from casckpt.ids import ObjectId
 from casckpt.limits import NODE_FANOUT, PREDICTED_SIZE_MIN
 from casckpt.objects.chunks import ChunkTask
 from casckpt.objects.writer import ObjectWriter
+from casckpt.replay.ring import StoredRing
+from casckpt.replay.segments import Node
 from casckpt.state.capture import Captured
 from casckpt.state.relations import Relations, find_relations
 from casckpt.store.catalog import Catalog
 from casckpt.store.draft import Draft
 from casckpt.store.predictions import Numbered, Predictions, operand_positions
+from casckpt.store.rings import (
+    SEPARATOR,
+    KnownRing,
+    RingWork,
+    Segment,
+    is_segment,
+    load_nodes,
+    ring_manifest,
+    segment_chunk_size,
+)
 from casckpt.store.wholeness import FLAWS, Source, WholenessCheck
 
 
@@ -45,6 +65,7 @@ class Known:
     nodes: list[ObjectId]
     structure_bytes: bytes = b""
     sources: Sequence[Source] | None = None
+    ring: KnownRing | None = None
 
     def objects(self) -> list[ObjectId]:
         """Everything that the component consists of."""
@@ -107,6 +128,7 @@ class _Plan:
     layout: Layout
     chunks: list[_Chunk]
     structure_id: ObjectId
+    chunk_size: int
 
     @property
     def is_alike(self) -> bool:
@@ -127,6 +149,7 @@ class Components:
         self._known: dict[str, Known] = {}
         self._relations: Relations | None = None
         self._shapes: dict[str, _Shape] = {}
+        self._row_memories: dict[tuple[str, int], Memory] = {}  # of rings, by component and column
         self._condemned = -1
 
     def stand_at(self, known: dict[str, Known], relations: Relations | None = None) -> None:
@@ -137,8 +160,19 @@ class Components:
         self._known = known
         self._relations = relations
 
-    def layout(self, captured: Captured) -> Layout:
-        return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size)
+    def layout(self, key: str, captured: Captured) -> Layout:
+        """How a component, or a segment of a ring, is cut into chunks."""
+        return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size_of(key, captured))
+
+    def _chunk_size_of(self, key: str, captured: Captured) -> int:
+        return segment_chunk_size(captured.structure, self._chunk_size) if is_segment(key) else self._chunk_size
+
+    def stored_ring(self, name: str, parent: Snapshot | None, check: WholenessCheck) -> StoredRing | None:
+        """The ring that a component of the position is, if every file it lies in is as it should be."""
+        known = self._trusted([name], parent, check)[name]
+        if known is None or known.ring is None:
+            return None
+        return StoredRing(known.ref.manifest, known.ring.ranges)
 
     def add(
         self, draft: Draft, parent: Snapshot | None, writer: ObjectWriter, check: WholenessCheck, condemned: int
@@ -159,8 +193,11 @@ class Components:
             self._condemned = condemned
             for each in self._known.values():
                 each.sources = None  # a condemned pack may still lie there with its size, and is no source any more
-        trusted = self._trusted([*draft.captured, *draft.inherit], parent, check)
-        plans = self._plan(draft, trusted, writer)
+                if each.ring is not None:
+                    each.ring.sources.clear()
+        trusted = self._trusted([*draft.names, *draft.inherit], parent, check)
+        rings = self._rings(draft, trusted, parent)
+        plans = self._plan(draft, trusted, rings, writer)
         relations = self._find_relations(draft, plans)
         tasks = self._tasks(draft, plans, relations)
         try:
@@ -176,11 +213,13 @@ class Components:
             sizes = plan.layout.chunk_sizes
             added.new_bytes[name] = sum(size for size, (_, is_new) in zip(sizes, outcome, strict=True) if is_new)
             known = plan.known
-            if known and plan.is_alike and ids == known.ids and known.scalars_size == len(plan.captured.scalars):
-                self._keep(added, draft, name, plan, known, parent)
-            else:
+            is_same = known and plan.is_alike and ids == known.ids and known.scalars_size == len(plan.captured.scalars)
+            if known is None or not is_same or name in rings:
                 changed[name] = ids
-        self._add_manifests(added, draft, plans, changed, parent, writer)
+            elif not is_segment(name):
+                self._keep(added, draft, name, plan, known, parent)
+        self._add_manifests(added, draft, plans, changed, rings, parent, writer)
+        self._forget_segments()
         for name in draft.inherit:
             assert parent is not None
             added.known[name] = self._inherited(name, trusted[name], parent)
@@ -196,7 +235,8 @@ class Components:
         found = {name: self._find(name, parent) for name in names}
         unlocated = [known for known in found.values() if known is not None and known.sources is None]
         for known, sources in zip(unlocated, check.sources([each.objects() for each in unlocated]), strict=True):
-            known.sources = sources
+            rows = [] if known.ring is None else known.ring.locate(self._catalog, check)
+            known.sources = None if sources is None or rows is None else [*sources, *rows]
         return {
             name: known if known and known.sources is not None and check.are_sources_good(known.sources) else None
             for name, known in found.items()
@@ -209,9 +249,11 @@ class Components:
             try:
                 manifest = self._catalog.manifest(ref.manifest)
                 ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
+                is_ring = isinstance(manifest, RingManifest)
+                ring = KnownRing(load_nodes(self._catalog, manifest)) if is_ring else None
             except FLAWS:
                 return None  # damaged: everything is stored again
-            known = Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes)
+            known = Known(ref, ObjectId(manifest.structure), manifest.scalars_size, ids, nodes, ring=ring)
             self._known[name] = known
         return known
 
@@ -228,33 +270,59 @@ class Components:
 
     # --- what is new ---
 
-    def _plan(self, draft: Draft, trusted: dict[str, Known | None], writer: ObjectWriter) -> dict[str, _Plan]:
-        ids: dict[str, ObjectId] = {}
-        for name, captured in draft.captured.items():
+    def _rings(self, draft: Draft, trusted: dict[str, Known | None], parent: Snapshot | None) -> dict[str, RingWork]:
+        """What becomes of the segments of each ring."""
+        found = {}
+        for name, take in draft.takes.items():
             known = trusted[name]
-            if known is not None and captured.structure_bytes is known.structure_bytes:
-                ids[name] = known.structure_id
-        new = {name: captured.structure_bytes for name, captured in draft.captured.items() if name not in ids}
+            ref = parent.components.get(name) if parent else None
+            work = RingWork(name, take, known.ring if known else None, ref.manifest if ref else None, self._catalog)
+            work.prepare(draft.captured)
+            found[name] = work
+        return found
+
+    def _plan(
+        self, draft: Draft, trusted: dict[str, Known | None], rings: dict[str, RingWork], writer: ObjectWriter
+    ) -> dict[str, _Plan]:
+        skipped = {key for work in rings.values() for key in work.matched}
+        captured = {key: each for key, each in draft.captured.items() if key not in skipped}
+        compared = {key: pair for work in rings.values() for key, pair in work.compared.items()}
+        known = {key: _known_segment(*compared[key]) if key in compared else trusted.get(key) for key in captured}
+        ids: dict[str, ObjectId] = {}
+        for name, each in captured.items():
+            twin = known[name]
+            if twin is not None and each.structure_bytes is twin.structure_bytes:
+                ids[name] = twin.structure_id
+        new = {name: each.structure_bytes for name, each in captured.items() if name not in ids}
         ids.update(zip(new, writer.add_all((STRUCTURE, plain) for plain in new.values()), strict=True))
         plans = {}
-        for name, captured in draft.captured.items():
-            shape = self._shape(name, captured)
-            plans[name] = _Plan(captured, trusted[name], shape.layout, shape.chunks, ids[name])
+        for name, each in captured.items():
+            shape = self._shape(name, each)
+            size = self._chunk_size_of(name, each)
+            plans[name] = _Plan(each, known[name], shape.layout, shape.chunks, ids[name], size)
         return plans
+
+    def _forget_segments(self) -> None:
+        """Let go of what belongs to segments: each commit has others."""
+        for key in [key for key in self._shapes if is_segment(key)]:
+            del self._shapes[key]
 
     def _shape(self, name: str, captured: Captured) -> _Shape:
         known = self._shapes.get(name)
         is_known = known is not None and known.structure_bytes == captured.structure_bytes
         if known is not None and is_known and known.scalars_size == len(captured.scalars):
             return known
-        layout = self.layout(captured)
+        layout = self.layout(name, captured)
         memories: dict[int, Memory] = (
             {chunk.parts[0].block: chunk.memory for chunk in known.chunks} if known and is_known else {}
         )
         chunks = []
         for chunk, size in enumerate(layout.chunk_sizes):
             parts = layout.parts(chunk)
-            memory = memories.setdefault(parts[0].block, Memory())
+            if is_segment(name):
+                memory = self._row_memories.setdefault((name.partition(SEPARATOR)[0], parts[0].block), Memory())
+            else:
+                memory = memories.setdefault(parts[0].block, Memory())
             chunks.append(_Chunk(parts, size, layout.itemsizes[chunk], memory))
         shape = _Shape(captured.structure_bytes, len(captured.scalars), layout, chunks, _Payload())
         self._shapes[name] = shape
@@ -264,7 +332,8 @@ class Components:
         """What leaves may follow from; nothing of a small state, whose differences cost little anyway."""
         if sum(plan.layout.payload_size for plan in plans.values()) < PREDICTED_SIZE_MIN:
             return None
-        return find_relations(draft.captured, self._relations)
+        components = {name: draft.captured[name] for name in draft.names}
+        return find_relations(components, self._relations)
 
     def _tasks(self, draft: Draft, plans: dict[str, _Plan], relations: Relations | None) -> list[ChunkTask]:
         firsts = itertools.accumulate((plan.layout.chunk_count for plan in plans.values()), initial=0)
@@ -272,7 +341,7 @@ class Components:
             name: Numbered(plan.layout, first) for (name, plan), first in zip(plans.items(), firsts, strict=False)
         }
         predictions = Predictions(relations, numbered, self._chunk_size) if relations else None
-        levels = {name: draft.levels.get(name, self._level) for name in plans}
+        levels = {name: draft.levels.get(name.partition(SEPARATOR)[0], self._level) for name in plans}
         level_limits = _limits([(levels[name], plan.chunks) for name, plan in plans.items()])
         tasks: list[ChunkTask] = []
         for name, plan in plans.items():
@@ -316,26 +385,34 @@ class Components:
         draft: Draft,
         plans: dict[str, _Plan],
         changed: dict[str, list[ObjectId]],
+        rings: dict[str, RingWork],
         parent: Snapshot | None,
         writer: ObjectWriter,
     ) -> None:
+        """Manifests of what changed: first those of segments, which the manifests of rings name."""
         nodes = {name: _add_nodes(ids, writer) for name, ids in changed.items()}
-        manifests = {}
-        for name, ids in changed.items():
+        manifests = {name: _manifest(plans[name], nodes[name] or ids) for name, ids in changed.items()}
+        segments = {key: each for key, each in manifests.items() if is_segment(key)}
+        addresses = writer.add_all((MANIFEST, wire.encode(each)) for each in segments.values())
+        stored = {
+            key: (address, Segment(manifest, plans[key].structure_id, changed[key], nodes[key]))
+            for (key, manifest), address in zip(segments.items(), addresses, strict=True)
+        }
+        known_rings: dict[str, KnownRing] = {}
+        sizes = {name: plans[name].captured.logical_bytes for name in changed if not is_segment(name)}
+        for name, work in rings.items():
+            own = {key: each for key, each in stored.items() if key.partition(SEPARATOR)[0] == name}
+            parts = work.finish(own, draft.step, writer)
+            known_rings[name] = work.known(parts, own)
+            manifests[name] = ring_manifest(manifests[name], parts, work)
+            sizes[name] += work.row_count * draft.takes[name].ring.row_size
+            for key in [key for key in added.new_bytes if key.startswith(name + SEPARATOR)]:
+                added.new_bytes[name] += added.new_bytes.pop(key)
+        tops = {name: each for name, each in manifests.items() if not is_segment(name)}
+        addresses = writer.add_all((MANIFEST, wire.encode(each)) for each in tops.values())
+        for (name, manifest), address in zip(tops.items(), addresses, strict=True):
             plan = plans[name]
-            manifests[name] = Manifest(
-                MANIFEST_VERSION,
-                plan.structure_id,
-                self._chunk_size,
-                len(plan.captured.scalars),
-                plan.layout.payload_size,
-                plan.layout.chunk_count,
-                b"".join(nodes[name] or ids),
-            )
-        addresses = writer.add_all((MANIFEST, wire.encode(manifest)) for manifest in manifests.values())
-        for (name, manifest), address in zip(manifests.items(), addresses, strict=True):
-            plan = plans[name]
-            ref = ComponentRef(address, draft.step, plan.captured.logical_bytes, _necessity(draft, name, parent))
+            ref = ComponentRef(address, draft.step, sizes[name], _necessity(draft, name, parent))
             added.refs[name] = ref
             added.known[name] = Known(
                 ref,
@@ -344,7 +421,26 @@ class Components:
                 changed[name],
                 nodes[name],
                 plan.captured.structure_bytes,
+                ring=known_rings.get(name),
             )
+
+
+def _manifest(plan: _Plan, ids: Sequence[ObjectId]) -> Manifest:
+    return Manifest(
+        MANIFEST_VERSION,
+        plan.structure_id,
+        plan.chunk_size,
+        len(plan.captured.scalars),
+        plan.layout.payload_size,
+        plan.layout.chunk_count,
+        b"".join(ids),
+    )
+
+
+def _known_segment(node: Node, segment: Segment) -> Known:
+    """A stored segment as what the same rows of a live ring are compared with."""
+    ref = ComponentRef(node.manifest, node.step, segment.manifest.plain_size)
+    return Known(ref, segment.structure_id, segment.manifest.scalars_size, segment.ids, segment.nodes)
 
 
 def _limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, Limits]:

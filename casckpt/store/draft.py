@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from casckpt.codec.level import Level, find_level
 from casckpt.errors import ConfigDriftWarning, InvalidInputError
 from casckpt.format.entry import MetricValue
 from casckpt.format.snapshot import CONTEXT_VERSION, NECESSITIES, Context
+from casckpt.replay.ring import Ring, StoredRing, Take
 from casckpt.state.capture import Captured, capture
 from casckpt.store.catalog import check_name, check_step
+from casckpt.store.rings import is_segment
 from casckpt.store.settle import changed_items, plain_config, plain_labels, plain_metrics
 from casckpt.version import __version__
 
@@ -43,6 +45,17 @@ class Draft:
     levels: Mapping[str, Level]
     previous: Mapping[str, Captured] = field(default_factory=dict)
     inherits_rest: bool = False
+    takes: Mapping[str, Take] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The components given. `captured` also holds segments of rings, under names that no component can have."""
+        return [name for name in self.captured if not is_segment(name)]
+
+    def settle(self, addresses: Mapping[str, bytes]) -> None:
+        """Tell rings where their rows are now, or that they are nowhere. Only the first time counts."""
+        for name, take in self.takes.items():
+            take.settle(addresses.get(name))
 
     def release(self) -> None:
         """Let go of the user's objects; what is needed to recognise their structure stays."""
@@ -68,7 +81,8 @@ class Options:
 class Drafter:
     """Makes drafts for one handle; keeps the last capture of each component to recognise an unchanged structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored_ring: Callable[[str], StoredRing | None]) -> None:
+        self._stored_ring = stored_ring
         self._captured: dict[str, Captured] = {}
         self._configs_seen: set[bytes] = set()
 
@@ -82,13 +96,22 @@ class Drafter:
         plain = plain_metrics(options.metrics or {}), plain_labels(options.labels or {})
         levels = {name: find_level(level) for name, level in (options.levels or {}).items()}
         context = self._context(number, parent, options.config, options.schema_version)
-        captured = {}
+        captured: dict[str, Captured] = {}
+        takes: dict[str, Take] = {}
         for name, value in state.items():
             previous = self._captured.get(check_name(name, "component"))
+            if isinstance(value, Ring):
+                continue
             captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
+        for name, value in state.items():  # last: a take that nobody commits makes the next one read everything
+            if isinstance(value, Ring):
+                takes[name] = value.take(name, number, self._stored_ring(name), self._captured)
+                captured.update(takes[name].captured)
         kept = {name: each for name, each in self._captured.items() if inherits_rest or name in inherit}
         self._captured = {**kept, **captured}
-        return Draft(number, captured, *plain, context, inherit, drop, necessity, levels, inherits_rest=inherits_rest)
+        draft = Draft(number, captured, *plain, context, inherit, drop, necessity, levels, takes=takes)
+        draft.inherits_rest = inherits_rest
+        return draft
 
     def _context(self, step: int, parent: Context | None, config: Any, schema_version: int | None) -> Context:
         if schema_version is not None and (type(schema_version) is not int or not 0 <= schema_version < 1 << 63):

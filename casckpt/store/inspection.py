@@ -21,6 +21,7 @@ import msgspec
 
 from casckpt.errors import NotFoundError, StorageError
 from casckpt.format.entry import Envelope
+from casckpt.format.snapshot import Manifest, parts_of
 from casckpt.format.structure import decode_structure
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.kv import KvReader
@@ -312,8 +313,7 @@ class Inspection:
         try:
             flaw = self._check.component_flaw(address)
             manifest = self._catalog.manifest(address)
-            chunk_count = manifest.chunk_count
-            ids = [address, ObjectId(manifest.structure), *self._catalog.chunk_ids(manifest)]
+            ids, chunk_count = self._objects(address, manifest)
             stored = sum(
                 places[0].header_size + places[0].stored_size
                 for places in self._keeper.reader.locate(list(dict.fromkeys(ids)))
@@ -326,6 +326,16 @@ class Inspection:
             flaw = flaw or _unreadable_now(error)
         state, reason = flaw or Flaw("whole", "")
         return Part(name, component, leaf_count, chunk_count, stored, state, reason)
+
+    def _objects(self, address: ObjectId, manifest: Manifest) -> tuple[list[ObjectId], int]:
+        """Everything below a manifest, parts of a ring included, and how many chunks that are."""
+        chunks = self._catalog.chunk_ids(manifest)
+        ids, count = [address, ObjectId(manifest.structure), *chunks], len(chunks)
+        for part in parts_of(manifest):
+            below, more = self._objects(ObjectId(part.manifest), self._catalog.manifest(part.manifest))
+            ids += below
+            count += more
+        return ids, count
 
     def contents(self, snapshot: Snapshot, component: str) -> Contents:
         """A component, ready to be read leaf by leaf.

@@ -22,7 +22,7 @@ from casckpt.errors import (
     NotFoundError,
 )
 from casckpt.format.layout import SCALARS, Layout, plan_layout
-from casckpt.format.snapshot import ComponentRef, Manifest
+from casckpt.format.snapshot import ComponentRef, Manifest, RingManifest
 from casckpt.format.structure import Structure, decode_structure, leaf_places, opaque_paths
 from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.tables import Place
@@ -32,6 +32,8 @@ from casckpt.state.build import Assembly
 from casckpt.state.differences import mismatch
 from casckpt.state.target import Target
 from casckpt.store.catalog import Catalog
+from casckpt.store.ring_reader import RingReader
+from casckpt.store.ring_target import ColdTarget, RingTarget, make_target
 
 
 @dataclass
@@ -66,6 +68,11 @@ class Restorer:
     def __init__(self, keeper: IndexKeeper, catalog: Catalog) -> None:
         self._keeper = keeper
         self._catalog = catalog
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the snapshots of the store are."""
+        return self._catalog
 
     def components(self, snapshot_id: SnapshotId, only: Sequence[str] | None) -> tuple[list[Stored], dict[str, Any]]:
         """The wanted components, and for those wanted in part the leaf paths.
@@ -112,11 +119,19 @@ class Restorer:
         Raises:
             CorruptionError, IncompleteError, NotFoundError: with `component`, `paths` and `object_id`.
         """
+        self.read_pieces([(stored, _pieces(stored, blocks)) for stored, blocks in wanted])
+
+    def read_pieces(self, wanted: Sequence[tuple[Stored, Mapping[int, Sequence[tuple[int, memoryview]]]]]) -> None:
+        """Fill parts of chunks: for each component, by chunk, (offset in the chunk, memory); nothing: only prove it.
+
+        Raises:
+            As `read`.
+        """
         requests: list[Request] = []
         places: list[list[Place]] = []
         owners: list[tuple[Stored, int]] = []
-        for stored, blocks in wanted:
-            for chunk, pieces in _pieces(stored, blocks).items():
+        for stored, chunks in wanted:
+            for chunk, pieces in chunks.items():
                 requests.append(Request(stored.ids[chunk], stored.layout.chunk_sizes[chunk], pieces, len(owners)))
                 places.append(stored.places[chunk])
                 owners.append((stored, chunk))
@@ -124,16 +139,12 @@ class Restorer:
 
     def prove(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
         """Read and hash every chunk that a later `read` needs, keeping nothing."""
-        requests: list[Request] = []
-        places: list[list[Place]] = []
-        owners: list[tuple[Stored, int]] = []
-        for stored, blocks in wanted:
-            chunks = {span.chunk for block in blocks for span in stored.layout.spans(block)}
-            for chunk in sorted(chunks):
-                requests.append(Request(stored.ids[chunk], stored.layout.chunk_sizes[chunk], (), len(owners)))
-                places.append(stored.places[chunk])
-                owners.append((stored, chunk))
-        self._read(requests, places, owners)
+        self.read_pieces(
+            [
+                (stored, {span.chunk: () for block in sorted(blocks) for span in stored.layout.spans(block)})
+                for stored, blocks in wanted
+            ]
+        )
 
     def _read(self, requests: list[Request], places: list[list[Place]], owners: list[tuple[Stored, int]]) -> None:
         try:
@@ -165,10 +176,12 @@ class Restorer:
                 for stored, assembly, buffer in zip(found, assemblies, scalars, strict=True)
             ]
         )
-        return {
-            stored.name: assembly.tree(bytes(buffer), allow_pickle=allow_pickle)
-            for stored, assembly, buffer in zip(found, assemblies, scalars, strict=True)
-        }
+        values = {}
+        for stored, assembly, buffer in zip(found, assemblies, scalars, strict=True):
+            value = assembly.tree(bytes(buffer), allow_pickle=allow_pickle)
+            is_ring = isinstance(stored.manifest, RingManifest) and wanted[stored.name] is None
+            values[stored.name] = RingReader(self, stored, bytes(buffer)).view(value["mutable"]) if is_ring else value
+        return values
 
     # --- into live objects ---
 
@@ -198,10 +211,15 @@ class Restorer:
         scalars = self._scalars(stored)
         for name, target in live.items():
             target.check(scalars[name], allow_pickle)
+        rings = [target for target in live.values() if isinstance(target, RingTarget)]
         if atomic:
             self.prove([(stored[name], target.blocks) for name, target in live.items()])
+            for ring in rings:
+                ring.prove()
         try:
             self.read([(stored[name], target.blocks) for name, target in live.items()])
+            for ring in rings:
+                ring.fill()
             for name in sorted(live, key=lambda name: live[name].restore_last):
                 live[name].finish(scalars[name], allow_pickle)
         except CasckptError as error:
@@ -219,8 +237,9 @@ class Restorer:
                 "manifest": stored[name].ref.manifest.hex(),
                 "bytes": stored[name].manifest.plain_size,
                 "leaf_count": len(stored[name].structure.leaves),
+                **(target.facts() if isinstance(target, RingTarget | ColdTarget) else {}),
             }
-            for name in live
+            for name, target in live.items()
         }
         return facts, {cast.path: cast.max_change for target in live.values() for cast in target.casts}
 
@@ -240,8 +259,7 @@ class Restorer:
     ) -> dict[str, Target]:
         """Compare all targets with what is stored; every difference of every component in one error."""
         live = {
-            name: Target(name, target, stored[name].structure, strict=strict, cast=cast)
-            for name, target in targets.items()
+            name: make_target(target, stored[name], self, strict=strict, cast=cast) for name, target in targets.items()
         }
         differences = [difference for target in live.values() for difference in target.differences]
         if differences:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from casckpt.errors import StepOrderError
+from casckpt.errors import ConcurrentMutationError, SaveFailedError, StepOrderError
 from casckpt.format.snapshot import Context
 from casckpt.state.capture import Captured, capture
 from casckpt.state.staging import Staging
@@ -22,6 +22,8 @@ from casckpt.store.commit import Committer
 from casckpt.store.draft import Draft, Drafter, Options
 from casckpt.store.turns import Turns
 from casckpt.store.values import Snapshot
+
+_TRIALS_MAX = 3  # of a commit whose ring is written to meanwhile
 
 
 class Saver:
@@ -61,6 +63,9 @@ class Saver:
             previous = staging.latest()
             try:
                 staged = staging.stage(list(draft.captured.values()))
+            except BaseException:
+                draft.settle({})
+                raise
             finally:
                 draft.release()
             if not draft.inherits_rest:
@@ -72,6 +77,20 @@ class Saver:
             self.background.start(handle, functools.partial(self._commit_staged, draft, staged, staging))
             handle.stall_s = time.perf_counter() - started
             return handle
+
+    def save_now(self, step: int, state: Mapping[str, Any], options: Options) -> Snapshot:
+        """Commit state as it lies in memory; again, where a ring moved on under the commit or its rows were lost."""
+        trial = 0
+        while True:
+            trial += 1
+            draft = self._drafter.draft(step, state, self._committer.context(), options)
+            try:
+                return self._commit(draft)
+            except (ConcurrentMutationError, SaveFailedError):
+                if not draft.takes or trial == _TRIALS_MAX:
+                    raise
+            finally:
+                draft.release()
 
     def reserve(self, state: Mapping[str, Any], in_flight_max: int) -> None:
         """Allocate staging memory; see `Store.reserve`."""
@@ -105,6 +124,7 @@ class Saver:
             with self._turns.take("background commit", is_patient=True):
                 return self._commit(draft)
         finally:
+            draft.settle({})
             staging.release(staged)
 
 

@@ -90,7 +90,7 @@ class Store:
             chunk_size=document.chunk_size,
         )
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
-        self._drafter = Drafter()
+        self._drafter = Drafter(self._committer.stored_ring)
         self._saver = Saver(self._committer, self._drafter, self._turns, self._commit, system.monotonic_s)
         self._background = self._saver.background
         self._keeper.open()
@@ -149,11 +149,7 @@ class Store:
         options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
         with self._writing("commit"):
             self._background.raise_failures()
-            draft = self._drafter.draft(step, state, self._committer.context(), options)
-            try:
-                return self._commit(draft)
-            finally:
-                draft.release()
+            return self._saver.save_now(step, state, options)
 
     def commit_async(
         self,
@@ -214,7 +210,10 @@ class Store:
 
     def _commit(self, draft: Draft) -> Snapshot:
         before = self._committer.position.snapshot
-        snapshot = self._committer.commit(draft)
+        try:
+            snapshot = self._committer.commit(draft)
+        finally:
+            draft.settle({})
         if before is not None and snapshot.id == before.hex():  # the step was there already, with equal content
             return self._annotate(before, draft.metrics, draft.labels)
         return snapshot

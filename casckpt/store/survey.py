@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from casckpt.format.entry import Commit
+from casckpt.format.snapshot import parts_of
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object
 from casckpt.objects.packs import list_packs, pack_path
@@ -185,7 +186,8 @@ class _Walk:
         try:
             manifest = self._catalog.manifest(address)
             nodes = self._catalog.node_ids(manifest)
-            return self._take([address, ObjectId(manifest.structure), *nodes, *self._catalog.chunk_ids(manifest)])
+            own = self._take([address, ObjectId(manifest.structure), *nodes, *self._catalog.chunk_ids(manifest)])
+            return own + sum(self._take_component(ObjectId(part.manifest)) for part in parts_of(manifest))
         except FLAWS:
             return self._take([address])  # what lies below a damaged manifest is not known
 

@@ -189,6 +189,7 @@ class RestoreReport(Value):
                 f"  {name:<20} step {facts['step']:<10} {facts['leaf_count']:>6} leaves {facts['bytes']:>14,} B  "
                 f"{facts['manifest'][:16]}"
             )
+        lines += [f"  {name}: {facts['note']}" for name, facts in self.components.items() if "note" in facts]
         lines += [f"  not restored: {', '.join(self.not_restored)}"] if self.not_restored else []
         lines += [f"  not in the snapshot: {', '.join(self.not_stored)}"] if self.not_stored else []
         lines += [f"  passed over: {reason}" for reason in self.skipped]

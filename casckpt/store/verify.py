@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from casckpt.errors import CasckptError, IncompleteError, NotFoundError, StorageError, UnsupportedFormatError
+from casckpt.format.snapshot import parts_of
 from casckpt.format.structure import decode_structure
 from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
 from casckpt.index.tables import CONDEMNED, decode_pack_row
@@ -54,9 +55,14 @@ class _Found:
         return tuple(self.problems)
 
     def users(self, object_id: ObjectId) -> tuple[User, ...]:
-        direct = [*self.manifests.get(object_id, []), *self.contexts.get(object_id, [])]
-        through = (user for owner in self.owners.get(object_id, ()) for user in self.manifests[owner])
-        return tuple(sorted({*direct, *through}))
+        seen, pending, users = {object_id}, [object_id], set[User]()
+        while pending:
+            each = pending.pop()
+            users.update(self.manifests.get(each, ()), self.contexts.get(each, ()))
+            above = self.owners.get(each, set()) - seen
+            seen |= above
+            pending += above
+        return tuple(sorted(users))
 
 
 class Verifier:
@@ -177,6 +183,11 @@ class Verifier:
         except CasckptError as error:
             found.add_bad(ObjectId(error.facts.get("object_id", address)), error, address)
             return
+        for part in (ObjectId(each.manifest) for each in parts_of(manifest)):  # rings share them: each is read once
+            is_met = part in found.owners
+            found.owners.setdefault(part, set()).add(address)
+            if not is_met:
+                self._add_manifest(part, found)
         try:
             decode_structure(self._keeper.reader.read(ObjectId(manifest.structure)))
         except CasckptError as error:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from casckpt.errors import CasckptError, CorruptionError, IncompleteError
+from casckpt.format.snapshot import parts_of
 from casckpt.ids import ObjectId, SnapshotId, short
 from casckpt.index.kv import KvReader
 from casckpt.index.tables import CONDEMNED, UNREADABLE, Place, decode_object, decode_pack_row, first_places, number_key
@@ -108,9 +109,10 @@ class WholenessCheck:
         try:
             manifest = self._catalog.manifest(address)
             top = [ObjectId(manifest.structure), *self._catalog.node_ids(manifest)]
-            return self._first(top) or self._first(self._catalog.chunk_ids(manifest))
+            flaw = self._first(top) or self._first(self._catalog.chunk_ids(manifest))
         except FLAWS as error:
             return Flaw.of(error)
+        return flaw or next(filter(None, (self.component_flaw(ObjectId(p.manifest)) for p in parts_of(manifest))), None)
 
     # --- objects ---
 

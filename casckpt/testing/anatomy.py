@@ -20,7 +20,7 @@ from casckpt.format import pack as pack_format
 from casckpt.format import record as record_format
 from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Thin, decode_entry
 from casckpt.format.record import RecordHeader, decode_header
-from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, split_ids
+from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
 from casckpt.ids import ObjectId
 
 CONFIG = "config"  # what `verify` calls a snapshot's context
@@ -152,6 +152,9 @@ class Anatomy:
             below = split_ids(self.plain[child], what) if manifest.has_nodes and child in ids else []
             found[child] = set(below)
             found.update({grandchild: set() for grandchild in below})
+        for part in parts_of(manifest):
+            found[manifest_id].add(ObjectId(part.manifest))
+            found.update(self._below_manifest(ObjectId(part.manifest)))
         return found
 
 

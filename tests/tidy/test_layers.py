@@ -32,12 +32,14 @@ SIDEWAYS = {
     ("casckpt.digest", "casckpt.ids"),
     ("casckpt.index", "casckpt.storage"),  # LMDB's files are found and replaced through the file system's door
     ("casckpt.cli", "casckpt.demo"),  # `casckpt demo`
+    ("casckpt.replay", "casckpt.state"),  # a ring's columns are described and filled through state's doors
 }
 ONLY_FOR_TESTS = "casckpt.testing"
 
 # Where each dependency comes in: one file or folder, and the demo where it is an application of its own. Nowhere else.
 DOORS: dict[str, tuple[str, ...]] = {
     "blake3": ("casckpt.digest",),
+    "pyarrow": ("casckpt.replay._arrow",),
     "lmdb": ("casckpt.index.lmdb_kv",),
     "zstandard": ("casckpt.codec.zstd",),
     "torch": ("casckpt.state._torch", "casckpt.demo"),

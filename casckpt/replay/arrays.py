@@ -1,0 +1,95 @@
+"""A ring in a dict of arrays, tensors or memory maps, with its place in attributes of some object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from casckpt.errors import InvalidInputError
+from casckpt.replay.contract import Position
+
+
+class Arrays:
+    """Columns of equal length, one row per slot, and an object that knows where the ring stands.
+
+    The rows of a memory map are read when a commit stores them: what it stored is its own.
+
+    Args:
+        columns: name → array or tensor of shape (capacity, …), numpy or torch, on any device; or an object with
+            `shape`, `dtype` and slices (a file of HDF5, say), read and written in slices.
+        owner: an object with attributes, or a dict, that holds the place under the names below.
+        total: how many rows were ever written, in `owner`; row n is in slot n % capacity. The counter that
+            `trust="counter"` needs.
+        position, full: for rings without a counter: the slot that is written next, and whether all slots are filled.
+        mutable: names of columns that are changed in place, which every commit stores whole: priorities, episode
+            marks. Or a mapping of name to any plain tree of live objects.
+
+    Raises:
+        InvalidInputError: columns of different lengths, names that are not there, or neither a counter nor a place.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        owner: Any,
+        *,
+        total: str | None = None,
+        position: str | None = None,
+        full: str | None = None,
+        mutable: Sequence[str] | Mapping[str, Any] = (),
+    ) -> None:
+        if total is None and (position is None or full is None):
+            raise InvalidInputError("name where the ring stands: total=, or both position= and full=")
+        self._owner = owner
+        self._total, self._position, self._full = total, position, full
+        for name in filter(None, (total, position, full)):
+            _get(owner, name)
+        names = list(mutable) if not isinstance(mutable, Mapping) else []
+        unknown = [name for name in names if name not in columns]
+        if unknown:
+            raise InvalidInputError(f"mutable={unknown}: no such column; there are {sorted(columns)}", names=unknown)
+        self._columns = {name: column for name, column in columns.items() if name not in names}
+        self._mutable = dict(mutable) if isinstance(mutable, Mapping) else {name: columns[name] for name in names}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
+            raise InvalidInputError(f"columns need one row per slot each, found {lengths}", lengths=lengths)
+        self._capacity = next(iter(lengths.values()))
+
+    def position(self) -> Position:
+        if self._total is not None:
+            total = int(_get(self._owner, self._total))
+            return Position(self._capacity, total % self._capacity, min(total, self._capacity), total)
+        assert self._position is not None and self._full is not None
+        head = int(_get(self._owner, self._position))
+        count = self._capacity if _get(self._owner, self._full) else head
+        return Position(self._capacity, head % self._capacity, count, None)
+
+    def columns(self) -> Mapping[str, Any]:
+        return self._columns
+
+    def mutable(self) -> Any:
+        return self._mutable
+
+    def place(self, position: Position) -> None:
+        values = {
+            self._total: position.total,
+            self._position: position.head,
+            self._full: position.held == position.capacity,
+        }
+        for name, value in values.items():
+            if name is not None:
+                _set(self._owner, name, value)
+
+
+def _get(owner: Any, name: str) -> Any:
+    try:
+        return owner[name] if isinstance(owner, Mapping) else getattr(owner, name)
+    except (KeyError, AttributeError):
+        raise InvalidInputError(f"a {type(owner).__name__} without {name!r}: the ring's place is not there") from None
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, Mapping):
+        owner[name] = value  # type: ignore[index]
+    else:
+        setattr(owner, name, value)

@@ -1,0 +1,112 @@
+"""What a ring is to casckpt: slots, a position, columns, and what else its buffer keeps.
+
+Rows are numbered from 0 in the order in which they were written, for ever; a ring holds the newest `count` of them, row
+after row in its `capacity` slots. Numbers are what is stored: which slot a row lay in only matters when it is read from
+a live buffer or put back into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from casckpt.errors import InvalidInputError
+from casckpt.replay.segments import Range
+
+
+class Position(NamedTuple):
+    """Where a ring stands.
+
+    Attributes:
+        capacity: slots.
+        head: the slot that is written next.
+        held: rows held; the newest lies in the slot before `head`, the others before it, around the end.
+        total: rows ever written. None where the buffer has no counter.
+    """
+
+    capacity: int
+    head: int
+    held: int
+    total: int | None
+
+    @property
+    def tail(self) -> int:
+        """The slot of the oldest row."""
+        return (self.head - self.held) % self.capacity
+
+    def slot(self, row: int) -> int:
+        """The slot of a row that is held."""
+        assert self.total is not None
+        return (self.head - (self.total - row)) % self.capacity
+
+
+def check_position(position: Position) -> Position:
+    """A position as a buffer gave it, as plain integers.
+
+    Raises:
+        InvalidInputError: its numbers contradict each other.
+    """
+    total = None if position.total is None else int(position.total)
+    found = Position(int(position.capacity), int(position.head), int(position.held), total)
+    if found.capacity < 1 or not 0 <= found.head < found.capacity or not 0 <= found.held <= found.capacity:
+        raise InvalidInputError(f"a ring at {found}: head and held must lie in its capacity", position=found)
+    if total is not None and total < found.held:
+        raise InvalidInputError(f"a ring at {found}: fewer rows written than held", position=found)
+    return found
+
+
+@runtime_checkable
+class Buffer(Protocol):
+    """A live ring buffer. `Arrays` and `Sliced` are two; write your own for anything else.
+
+    Rows that were written are not changed any more, unless their column is left to `mutable`; `Ring(trust=...)` says
+    whether that is believed.
+    """
+
+    def position(self) -> Position:
+        """Where it stands now. Read once per capture, before the rows, and once after."""
+
+    def columns(self) -> Mapping[str, Any]:
+        """Name → rows by slot: an array or tensor of shape (capacity, …), or what has its shape and dtype and slices.
+
+        Rows may be asked for in slices `column[a:b]`, and are assigned so by a restore.
+        """
+
+    def mutable(self) -> Any:
+        """What is not append-only, as a plain tree of live objects: stored whole by every commit. `{}` for nothing."""
+
+    def place(self, position: Position) -> None:
+        """Stand at `position`, whose rows are in their slots by now. `position.total` is at least its held."""
+
+
+class Column(NamedTuple):
+    """One column: "numpy" or "torch", dtype as the store names it, shape of one row, bytes of one row."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    row_size: int
+
+
+class Wanted(NamedTuple):
+    """Rows [start, stop), and for each wanted column the memory that takes them."""
+
+    start: int
+    stop: int
+    memory: Mapping[str, memoryview]
+
+
+class RowSource(Protocol):
+    """Where a view's rows come from: a store."""
+
+    name: str
+    position: Position
+    columns: Mapping[str, Column]
+    segments: Sequence[Range]
+    address: bytes
+
+    def read(self, wanted: Sequence[Wanted]) -> None:
+        """Fill all memory. Each chunk that is needed is decoded once."""
+
+    def prove(self, start: int, stop: int) -> None:
+        """Read and hash everything that rows [start, stop) lie in, keeping nothing."""

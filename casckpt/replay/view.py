@@ -1,0 +1,240 @@
+"""A stored ring, looked at: rows by number, read when they are asked for.
+
+Opening a view reads the ring's own small tree and the list of its segments. Rows come from the segments that hold them
+and no others, the newest first where order is free. Everything handed out is new memory, verified like any restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from casckpt.errors import InvalidInputError, NotFoundError
+from casckpt.format.structure import VERSION, Leaf, Structure
+from casckpt.format.structure import Mapping as MappingNode
+from casckpt.limits import SEGMENT_SIZE_MAX
+from casckpt.replay.contract import Column, RowSource, Wanted
+from casckpt.state.build import LeafMemory
+
+if TYPE_CHECKING:
+    from casckpt.replay.ring import Ring
+
+MakeArrays = Callable[[], "dict[str, Any]"]
+
+
+class RingView:
+    """A ring of one snapshot. What `Store.restore` gives for a `Ring`.
+
+    Reading fails with a typed error once the store is closed, or where it is damaged; other rows are still there.
+
+    Attributes:
+        mutable: what the ring's buffer had beside its rows.
+        columns: name → kind, dtype, shape and bytes of a row.
+    """
+
+    def __init__(self, source: RowSource, mutable: Any, first: int) -> None:
+        self._source = source
+        self.mutable = mutable
+        self.columns = source.columns
+        self._first = first
+
+    # --- where it stood ---
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the live ring."""
+        return self._source.position.capacity
+
+    @property
+    def total(self) -> int:
+        """Rows ever written: the number after the newest row's."""
+        total = self._source.position.total
+        assert total is not None
+        return total
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest row."""
+        return self._first
+
+    @property
+    def head(self) -> int:
+        """The slot that would be written next."""
+        return self._source.position.head
+
+    @property
+    def tail(self) -> int:
+        """The slot of the oldest row."""
+        return self._source.position._replace(held=len(self)).tail
+
+    def __len__(self) -> int:
+        return self.total - self._first
+
+    # --- rows ---
+
+    def rows(self, start: int, stop: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """Rows [start, stop) by number, in the order in which they were written.
+
+        Args:
+            start, stop: `first` ≤ start ≤ stop ≤ `total`.
+            columns: names; None for all.
+
+        Returns:
+            Column → array or tensor of shape (stop - start, …).
+
+        Cost: decoding the chunks that hold these rows of these columns, in parallel.
+
+        Raises:
+            InvalidInputError: rows that the ring does not hold.
+            NotFoundError: no such column.
+            CorruptionError, IncompleteError: the rows are damaged or not here.
+        """
+        if not self._first <= start <= stop <= self.total:
+            raise InvalidInputError(
+                f"rows {start} to {stop}: this ring holds {self._first} to {self.total}", start=start, stop=stop
+            )
+        memory, arrays = self._allocate(stop - start, columns)
+        if stop > start:
+            self._source.read([Wanted(start, stop, memory)])
+        return arrays()
+
+    def last(self, row_count: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """The newest rows; all of them where there are fewer than `row_count`."""
+        return self.rows(max(self._first, self.total - row_count), self.total, columns)
+
+    def column(self, name: str) -> Any:
+        """All rows of one column. Memory: that column."""
+        return self.rows(self._first, self.total, [name])[name]
+
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """Single rows by number, in the order given: a sampled batch.
+
+        Cost: each chunk that holds one of them is decoded once; a few are kept for the next call.
+
+        Raises:
+            As `rows`.
+        """
+        numbers = [int(row) for row in rows]
+        outside = [row for row in numbers if not self._first <= row < self.total]
+        if outside:
+            raise InvalidInputError(f"rows {outside[:5]}: this ring holds {self._first} to {self.total}", rows=outside)
+        memory, arrays = self._allocate(len(numbers), columns)
+        sizes = {name: self.columns[name].row_size for name in memory}
+        self._source.read(
+            [
+                Wanted(
+                    row,
+                    row + 1,
+                    {name: view[at * sizes[name] : (at + 1) * sizes[name]] for name, view in memory.items()},
+                )
+                for at, row in enumerate(numbers)
+            ]
+        )
+        return arrays()
+
+    def batches(
+        self, columns: Sequence[str] | None = None, *, newest_first: bool = False
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """All rows in pieces of at most a segment, as (number of the first row, columns). Memory: one piece."""
+        pieces = self._pieces()
+        for start, stop in reversed(pieces) if newest_first else pieces:
+            yield start, self.rows(start, stop, columns)
+
+    def _allocate(self, row_count: int, columns: Sequence[str] | None) -> tuple[dict[str, memoryview], MakeArrays]:
+        """Memory for rows by column, and what makes arrays of it once it is filled."""
+        return allocate(self._described(list(self.columns) if columns is None else list(columns)), row_count)
+
+    def _described(self, names: Sequence[str]) -> list[tuple[str, Column]]:
+        unknown = [name for name in names if name not in self.columns]
+        if unknown:
+            raise NotFoundError(f"no column {unknown}; there are {list(self.columns)}", columns=unknown)
+        return [(name, self.columns[name]) for name in names]
+
+    # --- less of it ---
+
+    def trimmed(self, *, rows: int | None = None, since_step: int | None = None) -> RingView:
+        """The same ring without its older rows.
+
+        Args:
+            rows: at most so many.
+            since_step: only rows that were first committed at this step or later.
+        """
+        first = self._first
+        if rows is not None:
+            first = max(first, self.total - rows)
+        if since_step is not None:
+            old = [each.stop for each in self._source.segments if each.step is not None and each.step < since_step]
+            first = max([first, *old])
+        return RingView(self._source, self.mutable, first)
+
+    def copy_into(self, ring: Ring) -> int:
+        """Put the rows into a live ring's slots, as a restore does; returns how many. Its mutable part is not touched.
+
+        Raises:
+            MismatchError: columns differ, or the capacity, unless the ring takes the newest rows that fit.
+        """
+        from casckpt.replay.placing import Placing
+
+        placing = Placing(ring, self._source, self._first)
+        placing.check()
+        placing.fill()
+        placing.finish()
+        return placing.row_count
+
+    # --- Arrow ---
+
+    def to_arrow(self, columns: Sequence[str] | None = None, *, is_lazy: bool = False) -> Any:
+        """The rows as Arrow data, one record batch for each segment.
+
+        Returns:
+            A `pyarrow.Table`; with `is_lazy` a `pyarrow.RecordBatchReader` that reads a segment when it is asked for.
+            Shapes and dtypes that Arrow has not are in the schema's metadata.
+        """
+        from casckpt.replay import _arrow
+
+        names = list(self.columns) if columns is None else list(columns)
+        described = dict(self._described(names))
+        facts = {"first_row": self._first, "total": self.total, "capacity": self.capacity}
+        places = {"head": self.head, "tail": self.tail}
+        reader = _arrow.reader(described, self._raw_batches(names), {**facts, **places})
+        return reader if is_lazy else reader.read_all()
+
+    def _raw_batches(self, names: Sequence[str]) -> Iterator[tuple[int, int, dict[str, memoryview]]]:
+        for start, stop in self._pieces():
+            memory, _ = self._allocate(stop - start, names)
+            self._source.read([Wanted(start, stop, memory)])
+            yield start, stop - start, memory
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """The rows cut where segments end."""
+        return [
+            (max(each.start, self._first), min(each.stop, self.total))
+            for each in self._source.segments
+            if each.stop > self._first and each.start < self.total
+        ]
+
+    def __repr__(self) -> str:
+        return f"<ring {self._source.name!r}: rows {self._first} to {self.total} of capacity {self.capacity}>"
+
+
+def allocate(columns: Sequence[tuple[str, Column]], row_count: int) -> tuple[dict[str, memoryview], MakeArrays]:
+    """Fresh memory for rows, by column, and a function that gives it as arrays and tensors.
+
+    Memory: the rows; of big columns pages that are touched when they are filled.
+    """
+    leaves: list[Leaf] = []
+    blocks: list[tuple[int, int]] = []
+    for _, column in columns:
+        size = row_count * column.row_size
+        leaves.append(Leaf(column.kind, len(blocks) if size else -1, 0, column.dtype, (row_count, *column.shape)))  # type: ignore[arg-type]
+        blocks += [(size, 1)] if size else []
+    names = [name for name, _ in columns]
+    structure = Structure(VERSION, MappingNode("dict", list(names), list(range(len(names)))), leaves, blocks)
+    held = LeafMemory(structure, range(len(leaves)))
+    memory = {name: held.blocks[leaf.block] for name, leaf in zip(names, leaves, strict=True) if leaf.block >= 0}
+    return memory, lambda: {name: held.leaf(at) for at, name in enumerate(names)}
+
+
+def piece_row_count(columns: Mapping[str, Column]) -> int:
+    """Rows that are staged at once where they cannot be read into their place."""
+    return max(1, SEGMENT_SIZE_MAX // max(1, sum(each.row_size for each in columns.values())))
