@@ -99,12 +99,22 @@ class ChunkEncoder:
         tasks: all chunks of the commit.
         is_present: for each id, whether a good, existing record of it is in the store.
         reader: of the store, for bases; None: nothing gets a base.
+        is_own_memory: nobody else writes to what the tasks read; otherwise what a record was computed from is hashed
+            again at the end.
     """
 
-    def __init__(self, tasks: Sequence[ChunkTask], is_present: IsPresent, reader: ObjectReader | None) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[ChunkTask],
+        is_present: IsPresent,
+        reader: ObjectReader | None,
+        *,
+        is_own_memory: bool = False,
+    ) -> None:
         self.tasks = tasks
         self.is_present = is_present
         self.reader = reader
+        self._is_own_memory = is_own_memory
         self._groups = Groups(tasks)
 
     def process(self, batch: Sequence[int]) -> list[Outcome]:
@@ -128,7 +138,7 @@ class ChunkEncoder:
         if new:
             work = _Batch(self, plains, ids, new)
             outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._groups.ranks.__getitem__))
-            for at in work.relied_on:
+            for at in () if self._is_own_memory else work.relied_on:
                 if digest(plains[at]) != ids[at]:
                     raise moved(ids[at])  # what was computed from it was proven against something else
         return list(outcomes.values())

@@ -96,15 +96,18 @@ class ObjectWriter:
         held = sum(len(payload) for _, payload in self._held)
         return self._waiting_bytes + held + sum(pack.size - pack.flushed_size for pack in packs)
 
-    def add_chunks(self, tasks: Sequence[ChunkTask]) -> list[tuple[ObjectId, bool]]:
+    def add_chunks(self, tasks: Sequence[ChunkTask], *, is_own_memory: bool = False) -> list[tuple[ObjectId, bool]]:
         """Store what is new among `tasks`; returns (id, whether this call stored it) in order.
+
+        `is_own_memory`: nobody else writes to what the tasks read.
 
         Memory: at most two batches per pool thread are under way.
         """
         results: list[tuple[ObjectId | None, bool]] = [(task.known_id, False) for task in tasks]
         sizes = [task.size for task in tasks]
         self._waiting_bytes = sum(sizes)
-        with contextlib.closing(self._processed(tasks)) as batches:
+        encoder = ChunkEncoder(tasks, self._is_present, self._reader, is_own_memory=is_own_memory)
+        with contextlib.closing(self._processed(encoder)) as batches:
             for batch, outcomes in batches:
                 self._waiting_bytes -= sum(sizes[at] for at in batch) - sum(outcome.size for outcome in outcomes)
                 for outcome in outcomes:
@@ -112,11 +115,10 @@ class ObjectWriter:
                     self._waiting_bytes -= outcome.size
         return results  # type: ignore[return-value]  # what has no outcome has the id that was known
 
-    def _processed(self, tasks: Sequence[ChunkTask]) -> Generator[tuple[Sequence[int], list[Outcome]], None, None]:
+    def _processed(self, encoder: ChunkEncoder) -> Generator[tuple[Sequence[int], list[Outcome]], None, None]:
         """Batches of positions, each with its outcomes."""
-        encoder = ChunkEncoder(tasks, self._is_present, self._reader)
         if self._waiting_bytes <= SINGLE_THREAD_SIZE:
-            batch = range(len(tasks))
+            batch = range(len(encoder.tasks))
             yield batch, encoder.process(batch)  # handing it to a thread would take longer than doing it
             return
         batches = encoder.batches()

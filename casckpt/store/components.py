@@ -201,7 +201,7 @@ class Components:
         relations = self._find_relations(draft, plans)
         tasks = self._tasks(draft, plans, relations)
         try:
-            results = iter(writer.add_chunks(tasks))
+            results = iter(writer.add_chunks(tasks, is_own_memory=draft.is_copy))
         finally:
             for name in plans:
                 self._shapes[name].payload.captured = None  # it keeps a state's memory

@@ -31,7 +31,7 @@ class Draft:
 
     `previous` are earlier copies of components, whose memory may be reused at any time: whoever reads them copies first
     and then proves what was copied. With `inherits_rest`, `inherit` is what the parent, once it is known, has beside
-    what is given and dropped.
+    what is given and dropped. `is_copy`: `captured` are copies, which nobody else writes to.
     """
 
     step: int
@@ -45,6 +45,7 @@ class Draft:
     levels: Mapping[str, Level]
     previous: Mapping[str, Captured] = field(default_factory=dict)
     inherits_rest: bool = False
+    is_copy: bool = False
     takes: Mapping[str, Take] = field(default_factory=dict)
 
     @property

@@ -72,6 +72,7 @@ class Saver:
                 staging.keep({*draft.captured, *draft.inherit})
             draft.previous = previous
             draft.captured = dict(zip(draft.captured, staged, strict=True))
+            draft.is_copy = True
             self._staged_context = draft.context
             handle = SaveHandle(draft.step)
             self.background.start(handle, functools.partial(self._commit_staged, draft, staged, staging))
