@@ -1,0 +1,374 @@
+"""A collection carried out: retire, wait, condemn, wait, sweep. Safe beside commits, restores and other collections.
+
+1. *Retire.* One entry retires the snapshots that the plan lets go; others withdraw components. Publishing first: what
+   stays is whole before anything goes.
+2. *Gate.* Whoever began to read before those entries may still be reading what they let go. Wait (`gate`).
+3. *Condemn.* Mark what is needed as of the entries applied, and publish, under the very next number, the packs of which
+   nothing is needed. Where another entry wins that number, what its snapshots need is added to the mark, and packs that
+   they touch are spared. So the entry is true of everything below its number; commits above it do not use those packs.
+4. *Look again*, at everything published meanwhile. Then move the packs to `trash/`, where who located a record before
+   still finds it.
+5. *Gate* again, for those readers. Then unlink.
+
+Killed at any point, it leaves retired snapshots whose packs are still there, condemned packs, or trash; each is found
+and finished by the next collection. The safety argument is in `docs/design/0015-collection.md`.
+
+A full disk: entries need a few hundred bytes, which the file `reserve` holds back; rewriting packs is left out then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from casckpt.errors import CorruptionError, IncompleteError, OutOfSpaceError, UnsupportedFormatError
+from casckpt.format.document import COLLECTED, unknown_features
+from casckpt.format.entry import Body, Condemn, PackRef, Prune, Thin
+from casckpt.ids import ObjectId, PackId, SnapshotId
+from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
+from casckpt.objects.packs import list_packs, pack_path, trash_path
+from casckpt.store.opening import add_feature
+from casckpt.store.store import Store
+from casckpt.store.values import Value
+from casckpt_gc.compact import Rewriting
+from casckpt_gc.gate import Gate, Observer
+from casckpt_gc.mark import Mark, PackState, census, check_certain, roots
+from casckpt_gc.plan import (
+    COMPACTION,
+    Compaction,
+    Plan,
+    check_plausible,
+    leftovers,
+    may_have_garbage,
+    plan,
+    unnamed_packs,
+)
+from casckpt_gc.retention import AnyOf, Retention, Thinning
+
+T = TypeVar("T")
+
+GRACE_S = 60.0  # readers that cannot hold a lease have so long to finish; twice, since there are two gates
+POLL_S = 0.5  # between two looks at the leases
+RESERVE, RESERVE_SIZE = "reserve", 256 * 1024
+_PACKS_MAX = 20_000  # condemned in one entry: far below what it can hold; the rest waits for the next collection
+_PRUNED_PER_ENTRY = 20_000
+
+
+@dataclass(frozen=True)
+class Report(Value):
+    """What a collection did.
+
+    Attributes:
+        retired_count, thinned_count: snapshots.
+        condemned_count: packs condemned by it; rewritten ones are among them.
+        rewritten_bytes: needed bytes written anew.
+        freed_bytes, freed_file_count: files unlinked, leftovers of earlier collections and of dead processes included.
+        is_compaction_skipped: packs were to be rewritten, and there was no room.
+    """
+
+    retired_count: int
+    thinned_count: int
+    condemned_count: int
+    rewritten_bytes: int
+    freed_bytes: int
+    freed_file_count: int
+    is_compaction_skipped: bool
+
+    def __str__(self) -> str:
+        text = (
+            f"retired {self.retired_count} snapshots, thinned {self.thinned_count}, condemned {self.condemned_count} "
+            f"packs, rewrote {self.rewritten_bytes} bytes, freed {self.freed_bytes} bytes in {self.freed_file_count} "
+            "files"
+        )
+        return f"{text}; no room to rewrite packs" if self.is_compaction_skipped else text
+
+
+def collect(
+    store: Store,
+    retention: Retention | AnyOf | None = None,
+    thinning: Thinning | Sequence[Thinning] = (),
+    *,
+    branch: str | None = None,
+    compaction: Compaction | None = COMPACTION,
+    grace_s: float = GRACE_S,
+) -> Report:
+    """`plan` and execute; see both.
+
+    Args:
+        store, retention, thinning, branch, compaction: as for `plan`.
+        grace_s: how long readers without a lease are waited for, at each of two gates, where packs go.
+
+    Raises:
+        CorruptionError, IncompleteError: it is not certain what is needed or who reads; nothing more is deleted.
+        InvalidInputError: nothing in the store would be left.
+        StorageError: the file system refuses.
+        UnsupportedFormatError: the store has a feature that this release does not know.
+    """
+    found = plan(store, retention, thinning, branch=branch, compaction=compaction)
+    return found.execute(grace_s=grace_s)
+
+
+class Collection:
+    """One collection on its way: `run` it to the end, or `advance` it whenever there is time."""
+
+    def __init__(self, found: Plan, *, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._plan = found
+        self._store: Store = found._store
+        self._grace_s = grace_s
+        self._sleep = sleep
+        self._observer = Observer(self._store)
+        self._mark: Mark | None = None
+        self._retired = self._thinned = self._condemned = self._freed = self._files = self._rewritten = 0
+        self._is_compaction_skipped = False
+        self._phases = self._go()
+
+    def run(self) -> Report:
+        """Do all that is left, waiting at the gates."""
+        while not self.advance():
+            self._sleep(POLL_S)
+        return self.report()
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; True when all is done. An error ends it: make a new plan."""
+        return next(self._phases, True)
+
+    def report(self) -> Report:
+        """What has been done so far."""
+        counts = self._retired, self._thinned, self._condemned, self._rewritten, self._freed, self._files
+        return Report(*counts, self._is_compaction_skipped)
+
+    def _go(self) -> Iterator[bool]:
+        """Yields False wherever something has to be waited for."""
+        store = self._store
+        with store._writing("collect"):
+            unknown = unknown_features(store.document, "collect")
+            if unknown:
+                raise UnsupportedFormatError(
+                    f"store {store.path} needs {unknown} for collecting, which this release does not know. Upgrade "
+                    "casckpt.",
+                    features=unknown,
+                )
+            self._observer.prepare()
+            dead_files = dict(leftovers(store))
+            self._retire()
+        unfinished = {bytes.fromhex(each.pack) for each in self._plan.packs if each.what == "unfinished"}
+        if unfinished or may_have_garbage(store, self._plan._compaction):
+            yield from self._wait()
+            with store._writing("collect"):
+                self._condemn(unfinished)
+        self._move_to_trash()
+        trash = store._timeline.fs.list(f"{store.path}/trash")
+        if trash or dead_files:
+            yield from self._wait()
+            self._unlink(f"{store.path}/trash", trash)
+            still = dict(leftovers(store))
+            self._unlink(f"{store.path}/tmp", [name for name, size in still.items() if dead_files.get(name) == size])
+        self._observer.remove_dead()
+        with contextlib.suppress(OutOfSpaceError):
+            self._keep_reserve()
+
+    def _wait(self) -> Iterator[bool]:
+        gate = Gate(self._observer, self._store._keeper.catch_up(), self._grace_s)
+        while not gate.is_open():
+            yield False
+
+    # --- retiring ---
+
+    def _retire(self) -> None:
+        store, found = self._store, self._plan
+        if found.retired or found.thinned or found.packs:
+            self._with_room(functools.partial(add_feature, store, COLLECTED))
+        newest = SnapshotId(bytes.fromhex(found.kept[-1].id)) if found.kept else None
+        leaving = [bytes.fromhex(fate.id) for fate in found.retired]
+        for start in range(0, len(leaving), _PRUNED_PER_ENTRY):
+            part = leaving[start : start + _PRUNED_PER_ENTRY]
+            self._retired += self._publish(functools.partial(self._prune, part, newest))
+        for fate in found.thinned:
+            snapshot_id = SnapshotId(bytes.fromhex(fate.id))
+            self._thinned += self._publish(functools.partial(self._thin, snapshot_id, list(fate.withdrawn)))
+
+    def _prune(self, leaving: Sequence[bytes], newest: SnapshotId | None) -> tuple[Body | None, int]:
+        """What may still go, by what is published now: nothing tagged, and only while the newest stays."""
+        if newest is None or self._is_retired(newest):
+            return None, 0
+        with self._store._keeper.kv.read() as txn:
+            tagged = {value for _, value in txn.scan("tags")}
+        left = [each for each in leaving if each not in tagged and not self._is_retired(SnapshotId(each))]
+        return (Prune(left) if left else None), len(left)
+
+    def _thin(self, snapshot_id: SnapshotId, names: list[str]) -> tuple[Body | None, int]:
+        is_done = self._is_retired(snapshot_id) or set(names) <= set(self._store._catalog.thinned(snapshot_id))
+        return (None, 0) if is_done else (Thin(snapshot_id, names), 1)
+
+    def _is_retired(self, snapshot_id: SnapshotId) -> bool:
+        return self._store._catalog.row(snapshot_id).is_retired
+
+    def _publish(self, decide: Callable[[], tuple[Body | None, int]]) -> int:
+        """Publish what `decide` says as of everything below its number; returns its count."""
+        keeper, committer = self._store._keeper, self._store._committer
+        while True:
+            keeper.catch_up()
+            applied = keeper.applied()
+            body, count = decide()
+            if body is None:
+                return 0
+            entry = self._with_room(functools.partial(committer.append, body, applied))
+            if entry is not None:
+                keeper.catch_up_after_commit(entry, {})
+                return count
+
+    # --- condemning ---
+
+    def _condemn(self, unfinished: set[bytes]) -> None:
+        """Publish what nothing needs, true of everything below the entry's number."""
+        store = self._store
+        store._keeper.catch_up()
+        check_certain(store)
+        mark = self._mark = Mark(store)
+        mark.add(roots(store))
+        states, _ = census(store, mark)
+        check_plausible(store, mark, states.values())
+        doomed = {number: state for number, state in states.items() if not state.needed_bytes}
+        with self._rewriting(mark, states) as rewriting:
+            self._condemned = self._publish(functools.partial(self._verdict, mark, doomed, rewriting, unfinished))
+            if rewriting is not None and self._condemned:
+                self._rewritten = rewriting.copied_bytes
+
+    @contextlib.contextmanager
+    def _rewriting(self, mark: Mark, states: dict[int, PackState]) -> Iterator[Rewriting | None]:
+        """The packs to be rewritten, their copies durable; None where there are none, or no room."""
+        compaction = self._plan._compaction
+        chosen = compaction.chosen(states.values()) if compaction is not None else []
+        numbers = {number: state for number, state in states.items() if state in chosen}
+        if not numbers:
+            yield None
+            return
+        rewriting = Rewriting(self._store, numbers, mark)
+        try:
+            try:
+                rewriting.copy()
+            except OutOfSpaceError:
+                self._is_compaction_skipped = True
+                yield None
+                return
+            yield rewriting
+        finally:
+            rewriting.end()
+
+    def _verdict(
+        self, mark: Mark, doomed: dict[int, PackState], rewriting: Rewriting | None, unfinished: set[bytes]
+    ) -> tuple[Body | None, int]:
+        """The entry, as of what is applied now. Snapshots that came since the mark spare the packs they touch."""
+        touched = self._touched(mark.add(roots(self._store) - mark.snapshots))
+        for number in touched & doomed.keys():
+            del doomed[number]
+        packs = [state.pack_id for state in doomed.values()]
+        replacements: list[PackRef] = []
+        if rewriting is not None:
+            copies = {ref.pack_id for ref in rewriting.replacements}
+            if touched & rewriting.packs.keys() or self._is_condemned([*copies, *rewriting.pack_ids]):
+                return None, 0  # copies that lack something, or come too late: the next collection makes new ones
+            packs += rewriting.pack_ids
+            replacements = rewriting.replacements
+            unfinished = unfinished - copies
+        packs = [each for each in packs if not self._is_condemned([each])]
+        packs += [pack_id for pack_id in unnamed_packs(self._store) if pack_id in unfinished]
+        packs = packs[-_PACKS_MAX:] if rewriting is None else packs
+        return (Condemn(packs, replacements), len(packs)) if packs else (None, 0)
+
+    def _is_condemned(self, packs: Sequence[bytes]) -> bool:
+        """Whether an entry has condemned one of these packs by now."""
+        with self._store._keeper.kv.read() as txn:
+            keys = [key for key in txn.get_many("pack_ids", packs) if key is not None]
+            rows = txn.get_many("packs", keys)
+        return any(row is not None and decode_pack_row(row)[1] == CONDEMNED for row in rows)
+
+    def _touched(self, objects: set[ObjectId]) -> set[int]:
+        """Numbers of the packs that hold records of these objects."""
+        with self._store._keeper.kv.read() as txn:
+            rows = txn.get_many("objects", list(objects))
+        return {place.pack_no for row in rows if row for place in decode_object(row)[1]}
+
+    # --- sweeping ---
+
+    def _condemned_files(self) -> list[PackId]:
+        """Condemned packs that still have their names, whoever condemned them."""
+        with self._store._keeper.kv.read() as txn:
+            condemned = {
+                PackId(pack_id)
+                for pack_id, size in (decode_pack_row(row) for _, row in txn.scan("packs"))
+                if size == CONDEMNED
+            }
+        return [each for each in list_packs(self._store._timeline.fs, self._store.path) if each in condemned]
+
+    def _move_to_trash(self) -> None:
+        store = self._store
+        store._keeper.catch_up()
+        packs = self._condemned_files()
+        if not packs:
+            return
+        self._look_again(packs)
+        fs, root = store._timeline.fs, store.path
+        fs.make_folder(f"{root}/trash")
+        for pack_id in packs:
+            with contextlib.suppress(FileNotFoundError):  # another collection was faster
+                fs.rename(pack_path(root, pack_id), trash_path(root, pack_id))
+        for folder in sorted({pack_path(root, pack_id).rpartition("/")[0] for pack_id in packs}):
+            fs.sync_folder(folder)
+        fs.sync_folder(f"{root}/trash")
+
+    def _look_again(self, packs: Sequence[PackId]) -> None:
+        """Every snapshot that must be whole is so without these packs; else nothing is moved.
+
+        The index finds nothing in condemned packs, so a mark that succeeds proves it.
+
+        Raises:
+            CorruptionError, IncompleteError: something needs them, so a program has broken the protocol.
+        """
+        mark = self._mark or Mark(self._store)
+        try:
+            check_certain(self._store)
+            mark.add(roots(self._store) - mark.snapshots)
+        except (CorruptionError, IncompleteError) as error:
+            raise CorruptionError(
+                f"{len(packs)} condemned packs stay where they are: {error.message} Run `casckpt verify`.",
+                packs=[each.hex() for each in packs],
+            ) from error
+
+    def _unlink(self, folder: str, names: Sequence[str]) -> None:
+        fs = self._store._timeline.fs
+        for name in names:
+            size = fs.size(f"{folder}/{name}")
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(f"{folder}/{name}")
+                self._freed += size or 0
+                self._files += 1
+        if names:
+            fs.sync_folder(folder)
+
+    # --- a full disk ---
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Do a small write; on a full disk once more, with the reserve let go."""
+        try:
+            return write()
+        except OutOfSpaceError:
+            with contextlib.suppress(FileNotFoundError):
+                self._store._timeline.fs.unlink(f"{self._store.path}/{RESERVE}")
+            return write()
+
+    def _keep_reserve(self) -> None:
+        fs, path = self._store._timeline.fs, f"{self._store.path}/{RESERVE}"
+        if fs.size(path) is not None:
+            return
+        temporary = self._store._system.temporary_path(self._store.path)
+        file = fs.create(temporary)
+        try:
+            file.write([bytes(RESERVE_SIZE)], 0)
+        finally:
+            file.close()
+        fs.rename(temporary, path)

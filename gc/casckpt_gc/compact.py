@@ -1,0 +1,104 @@
+"""Packs rewritten without what nobody needs: records copied byte for byte into new packs.
+
+A record keeps its codec, its bases and its depth, so everything that is decoded from it, and everything it is decoded
+from, stays as it was: the decode graph does not change (I8). A record whose bytes are not as its own check says is not
+copied, and its pack stays where it is, for a repair to look at.
+
+The new packs are durable, and named by nobody, until the entry that condemns the old ones names them as replacements.
+"""
+
+from __future__ import annotations
+
+from casckpt.digest import check16
+from casckpt.errors import CorruptionError
+from casckpt.format.entry import PackRef
+from casckpt.format.pack import PackRow
+from casckpt.format.record import RecordHeader, decode_header
+from casckpt.objects.packs import pack_path, read_rows
+from casckpt.objects.writer import ObjectWriter
+from casckpt.storage.fs import File
+from casckpt.store.store import Store
+from casckpt_gc.mark import Mark, PackState
+
+
+class Rewriting:
+    """Some packs being rewritten.
+
+    Args:
+        store: open for writing.
+        packs: by number.
+        mark: what is needed; other records are left behind.
+
+    Attributes:
+        packs: those of which everything needed was copied.
+        replacements: the new packs, after `copy`.
+        copied_bytes: bytes of the records copied.
+    """
+
+    def __init__(self, store: Store, packs: dict[int, PackState], mark: Mark) -> None:
+        self.packs = dict(packs)
+        self.replacements: list[PackRef] = []
+        self.copied_bytes = 0
+        self._store = store
+        self._mark = mark
+        self._writer = ObjectWriter(
+            store.path, store.store_id, store._system, lambda ids: [False] * len(ids), verify=store._committer._verify
+        )
+
+    @property
+    def pack_ids(self) -> list[bytes]:
+        """Of the packs that were rewritten."""
+        return [state.pack_id for state in self.packs.values()]
+
+    def copy(self) -> None:
+        """Copy all needed records; durable and read back when it returns. Memory: one batch of a pack being written.
+
+        Raises:
+            OutOfSpaceError, StorageError: nothing refers to what was written; call `end`.
+        """
+        for number, state in list(self.packs.items()):
+            try:
+                self._copy_pack(state)
+            except CorruptionError:
+                del self.packs[number]
+        self.replacements = self._writer.publish().packs
+
+    def _copy_pack(self, state: PackState) -> None:
+        fs, root = self._store._timeline.fs, self._store.path
+        rows, _ = read_rows(fs, root, state.pack_id, self._store.store_id)
+        file = fs.open(pack_path(root, state.pack_id))
+        try:
+            for row in rows:
+                if row.object_id in self._mark:
+                    header, payload = _read_record(file, row)
+                    self._writer.add_record(header, payload)
+                    self.copied_bytes += header.header_size + len(payload)
+        finally:
+            file.close()
+
+    def end(self) -> None:
+        """Remove temporary files that are left."""
+        self._writer.abort()
+
+
+def _read_record(file: File, row: PackRow) -> tuple[RecordHeader, memoryview]:
+    """A record exactly as it was written.
+
+    Raises:
+        CorruptionError: it is not.
+    """
+    data = memoryview(bytearray(row.header_size + row.stored_size))
+    count = file.read_into(data, row.offset)
+    header = decode_header(data[:count], f"{file.path}, record at {row.offset}", limit=count)
+    payload = data[row.header_size :]
+    if header.object_id != row.object_id or header.bases != row_bases(row) or check16(payload) != header.payload_check:
+        raise CorruptionError(
+            f"{file.path}, record at {row.offset}: not as it was written. Run `casckpt verify`.",
+            object_id=row.object_id,
+        )
+    return header, payload
+
+
+def row_bases(row: PackRow) -> tuple[bytes, ...]:
+    """Ids of a row's bases."""
+    return tuple(row.bases[at : at + 32] for at in range(0, len(row.bases), 32))

@@ -1,0 +1,175 @@
+"""What is needed: every object that a snapshot reaches, and every object that one of those is decoded from.
+
+*Roots* are the snapshots that are not retired, and those that a tag means. A root reaches its context, and of every
+component that is not withdrawn the manifest, structure, nodes, chunks and parts: these objects are *live*. What a
+record of a live object names as a base, directly or through other bases, is *held*, unless it is live itself. All
+records of a live or held object count, not only the one that a restore prefers, but for those that nobody can decode
+any more: so what stays decodes as before, whatever is taken away beside it (I8).
+
+A mark starts from the timeline as the index has applied it, reads manifests, and believes no reference count. It grows:
+roots that appear later are added to what is known. Whatever cannot be read stops it: nothing is concluded from half a
+tree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from casckpt.errors import CorruptionError, IncompleteError
+from casckpt.format.snapshot import parts_of
+from casckpt.ids import ObjectId, SnapshotId, short
+from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row, decode_snap, key_number
+from casckpt.objects import graph
+from casckpt.store.store import Store
+
+Withdrawn = Mapping[bytes, Iterable[str]]
+
+
+def roots(store: Store) -> set[SnapshotId]:
+    """Snapshots that must stay whole, as of the entries applied. Costs one pass over the rows of all snapshots."""
+    with store._keeper.kv.read() as txn:
+        found = {SnapshotId(key) for key, row in txn.scan("snaps") if not decode_snap(row).is_retired}
+        found |= {SnapshotId(value) for _, value in txn.scan("tags")}
+    return found
+
+
+def check_certain(store: Store) -> None:
+    """Raise unless all of the timeline and all packs that it names are here and readable.
+
+    Raises:
+        CorruptionError: an entry cannot be read.
+        IncompleteError: an entry or a pack is missing, as in a copy under way.
+    """
+    bad = store._catalog.bad_entries()
+    pending = store._catalog.pending_packs()
+    if not bad and not pending:
+        return
+    reasons = [entry.reason for entry in bad] + [f"pack {row.pack_id.hex()} is missing or short" for row in pending]
+    kind = CorruptionError if any(entry.found_size >= 0 for entry in bad) else IncompleteError
+    raise kind(
+        f"store {store.path}: nothing is collected while it is not certain what is needed: {'; '.join(reasons[:3])}. "
+        "Run `casckpt verify`.",
+        path=store.path,
+        reasons=reasons,
+    )
+
+
+@dataclass
+class Mark:
+    """Objects needed by the snapshots added so far.
+
+    Attributes:
+        store: whose objects.
+        withdrawn: components that count as withdrawn besides those that are: snapshot id to names.
+        snapshots: those added.
+        live, held: see the module.
+    """
+
+    store: Store
+    withdrawn: Withdrawn = field(default_factory=dict)
+    snapshots: set[SnapshotId] = field(default_factory=set)
+    live: set[ObjectId] = field(default_factory=set)
+    held: set[ObjectId] = field(default_factory=set)
+
+    def __contains__(self, object_id: bytes) -> bool:
+        return object_id in self.live or object_id in self.held
+
+    def add(self, snapshots: Iterable[SnapshotId]) -> set[ObjectId]:
+        """Add snapshots with all they need; returns the objects that were not needed before.
+
+        Cost: one timeline entry per snapshot, one small read per manifest and node not seen before, two look-ups per
+        object not seen before.
+
+        Raises:
+            CorruptionError, IncompleteError: something on the way cannot be read, or an object is nowhere.
+        """
+        fresh: set[ObjectId] = set()
+        for snapshot_id in snapshots:
+            if snapshot_id not in self.snapshots:
+                fresh |= self._reach(snapshot_id) - self.live
+                self.live |= fresh
+                self.snapshots.add(snapshot_id)
+        was_held = fresh & self.held
+        self.held -= fresh
+        return (fresh - was_held) | self._hold(fresh)
+
+    def _reach(self, snapshot_id: SnapshotId) -> set[ObjectId]:
+        catalog = self.store._catalog
+        snapshot = catalog.load(snapshot_id)
+        gone = {*catalog.thinned(snapshot_id), *self.withdrawn.get(snapshot_id, ())}
+        found = {ObjectId(snapshot.context)} if snapshot.context else set()
+        waiting = [ObjectId(ref.manifest) for name, ref in snapshot.components.items() if name not in gone]
+        while waiting:
+            address = waiting.pop()
+            if address in self.live or address in found:
+                continue
+            manifest = catalog.manifest(address)
+            found |= {address, ObjectId(manifest.structure)}
+            found.update(catalog.node_ids(manifest))
+            found.update(catalog.chunk_ids(manifest))
+            waiting += [ObjectId(part.manifest) for part in parts_of(manifest)]
+        return found
+
+    def _hold(self, fresh: set[ObjectId]) -> set[ObjectId]:
+        """Hold the bases of all records of these objects, and theirs; returns what was not needed before."""
+        with self.store._keeper.kv.read() as txn:
+            places = graph.reach(fresh, txn)
+        settled = graph.settle(places, lambda _, __: True, {})
+        lost = next((each for each in fresh if each not in settled), None)
+        if lost is not None:
+            raise IncompleteError(
+                f"object {short(lost)}, which a snapshot needs, cannot be decoded from what is in packs and entries. "
+                "Nothing is collected. Run `casckpt verify`; repair or retire what it names.",
+                object_id=lost,
+            )
+        added: set[ObjectId] = set()
+        waiting = list(fresh)
+        while waiting:
+            for place in places[waiting.pop()]:
+                if all(base in settled for base in place.bases):
+                    below = [base for base in place.bases if base not in self]
+                    self.held.update(below)
+                    added.update(below)
+                    waiting += below
+        return added
+
+
+@dataclass(frozen=True)
+class PackState:
+    """A pack that is part of the store, and how many of its bytes are records of live and of held objects."""
+
+    pack_id: bytes
+    size_bytes: int
+    live_bytes: int
+    held_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.live_bytes + self.held_bytes
+
+
+def census(store: Store, mark: Mark) -> tuple[dict[int, PackState], dict[int, int]]:
+    """All packs by number, condemned ones left out, and how many records of each nothing needs.
+
+    Costs one pass over the rows of all objects.
+    """
+    live: Counter[int] = Counter()
+    held: Counter[int] = Counter()
+    dead: Counter[int] = Counter()
+    with store._keeper.kv.read() as txn:
+        for object_id, row in txn.scan("objects"):
+            sums = live if object_id in mark.live else held if object_id in mark.held else None
+            for place in decode_object(row)[1]:
+                if sums is None:
+                    dead[place.pack_no] += 1
+                else:
+                    sums[place.pack_no] += place.size
+        packs = [(key_number(key), *decode_pack_row(row)) for key, row in txn.scan("packs")]
+    states = {
+        number: PackState(pack_id, size, live[number], held[number])
+        for number, pack_id, size in packs
+        if size != CONDEMNED
+    }
+    return states, dead

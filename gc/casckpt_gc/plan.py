@@ -1,0 +1,346 @@
+"""What a collection would do, as a value: shown, compared, and executed once.
+
+`plan` decides with the rules of `retention` which snapshots of one branch are retired and which components are
+withdrawn, marks what is needed *as if that were done*, and names every pack that nothing needs then. Executing it is
+the same code with the same rules: retire, look again at what is needed by then, condemn, sweep (`collect`). So the
+bytes that a plan promises are those that its execution frees, unless somebody commits in between.
+
+Cost: one row per snapshot, one timeline entry per snapshot of the branch, names of all packs. Where nothing is to be
+retired or withdrawn and no pack has lost enough, nothing more is looked at; else one pass over the rows of all objects
+and over all manifests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from casckpt.errors import InvalidInputError, NotFoundError
+from casckpt.ids import PackId, SnapshotId
+from casckpt.index.tables import (
+    CONDEMNED,
+    decode_pack_row,
+    decode_snap,
+    key_number,
+    line_key,
+    read_fill,
+    split_name_key,
+)
+from casckpt.objects.packs import list_packs, pack_path
+from casckpt.storage.process import owner_of
+from casckpt.store.store import Store
+from casckpt.store.values import Value
+from casckpt.store.wholeness import WholenessCheck
+from casckpt_gc.mark import Mark, PackState, census, check_certain, roots
+from casckpt_gc.retention import AnyOf, Candidate, Retention, Thinning
+
+if TYPE_CHECKING:
+    from casckpt_gc.collect import Report
+
+_STEP_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """Which packs are rewritten, and how much of that in one collection.
+
+    Attributes:
+        needed_share_max: a pack of which at most this share is needed is rewritten.
+        tiny_size_bytes: packs smaller than this are merged …
+        tiny_count_min: … when there are so many of them.
+        budget_bytes: needed bytes rewritten in one collection; what is left waits for the next.
+    """
+
+    needed_share_max: float = 0.5
+    tiny_size_bytes: int = 4 << 20
+    tiny_count_min: int = 16
+    budget_bytes: int = 1 << 30
+
+    def chosen(self, packs: Iterable[PackState]) -> list[PackState]:
+        """Packs to rewrite, those that give back most first."""
+        packs = [pack for pack in packs if pack.needed_bytes]
+        tiny = [pack for pack in packs if pack.size_bytes < self.tiny_size_bytes]
+        merged = tiny if len(tiny) >= self.tiny_count_min else []
+        sparse = [pack for pack in packs if pack.needed_bytes <= self.needed_share_max * pack.size_bytes]
+        found, left = [], self.budget_bytes
+        for pack in sorted({*merged, *sparse}, key=lambda each: (each.needed_bytes / each.size_bytes, each.pack_id)):
+            if pack.needed_bytes > left:
+                break
+            left -= pack.needed_bytes
+            found.append(pack)
+        return found
+
+
+COMPACTION = Compaction()
+
+
+@dataclass(frozen=True)
+class Fate(Value):
+    """What becomes of a snapshot: it stays for `reasons` (none: it is retired), without the components `withdrawn`."""
+
+    id: str
+    step: int
+    reasons: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PackFate(Value):
+    """What becomes of one pack: "drop", "rewrite", or "unfinished" (no entry names it; dropped if that stays so)."""
+
+    pack: str
+    what: str
+    size_bytes: int
+    needed_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan(Value):
+    """A collection to be done; see the module. Prints as a table; `execute` does it, once.
+
+    Attributes:
+        path, run, branch: of the store and of the branch that the rules were applied to.
+        seq: the timeline entry up to which everything was looked at.
+        fates: every snapshot of the branch that is not retired.
+        packs: packs that go, or are rewritten.
+        leftovers: temporary files of dead processes: name, size in bytes.
+        freed_object_count: records in packs that go.
+        live_bytes, held_bytes: records in packs that snapshots reach afterwards, and records that these are only
+            decoded from; 0 when nothing had to be marked.
+    """
+
+    path: str
+    run: str
+    branch: str
+    seq: int
+    fates: tuple[Fate, ...]
+    packs: tuple[PackFate, ...]
+    leftovers: tuple[tuple[str, int], ...]
+    freed_object_count: int
+    live_bytes: int
+    held_bytes: int
+    _store: Store = field(repr=False, compare=False)
+    _compaction: Compaction | None = field(repr=False, compare=False)
+    _used: list[bool] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def retired(self) -> tuple[Fate, ...]:
+        """Snapshots that go, oldest first."""
+        return tuple(fate for fate in self.fates if not fate.reasons)
+
+    @property
+    def kept(self) -> tuple[Fate, ...]:
+        """Snapshots that stay, oldest first."""
+        return tuple(fate for fate in self.fates if fate.reasons)
+
+    @property
+    def thinned(self) -> tuple[Fate, ...]:
+        """Snapshots that stay and lose components."""
+        return tuple(fate for fate in self.kept if fate.withdrawn)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes of files that go; of these, `rewritten_bytes` are written anew."""
+        return sum(each.size_bytes for each in self.packs) + sum(size for _, size in self.leftovers)
+
+    @property
+    def rewritten_bytes(self) -> int:
+        """Bytes of records that are copied out of packs that go."""
+        return sum(each.needed_bytes for each in self.packs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.retired or self.thinned or self.packs or self.leftovers)
+
+    def execute(self, *, grace_s: float | None = None) -> Report:
+        """Do it; returns what was done. Waits for readers, and at least twice `grace_s` when packs go.
+
+        Raises:
+            InvalidInputError: it was executed before.
+            Otherwise as `collect`.
+        """
+        from casckpt_gc.collect import GRACE_S, Collection
+
+        if self._used:
+            raise InvalidInputError("this plan was executed before. Make a new one: the store is another now.")
+        self._used.append(True)
+        return Collection(self, grace_s=GRACE_S if grace_s is None else grace_s).run()
+
+    def to_dict(self) -> dict[str, Any]:
+        names = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
+        found = {name: getattr(self, name) for name in names}
+        lists = {name: [each.to_dict() for each in found[name]] for name in ("fates", "packs")}
+        sums = {"freed_bytes": self.freed_bytes, "rewritten_bytes": self.rewritten_bytes}
+        return {**found, **lists, **sums, "retired_count": len(self.retired)}
+
+    def __str__(self) -> str:
+        from casckpt_gc.screen import plan_text
+
+        return plan_text(self)
+
+
+def plan(
+    store: Store,
+    retention: Retention | AnyOf | None = None,
+    thinning: Thinning | Sequence[Thinning] = (),
+    *,
+    branch: str | None = None,
+    compaction: Compaction | None = COMPACTION,
+) -> Plan:
+    """What a collection would do now. Changes nothing.
+
+    Args:
+        store: open for writing; its run is the one that the rules apply to.
+        retention: which snapshots of the branch stay; None: all.
+        thinning: which components are withdrawn from those that stay.
+        branch: None for the one that the run wrote last. Other branches and runs are never touched.
+        compaction: which packs are rewritten because little of them is needed; None: only packs of which nothing is
+            needed go. The first pack of a run always holds something that stays.
+
+    Raises:
+        NotFoundError: no such branch.
+        CorruptionError, IncompleteError: it is not certain what is needed; nothing is planned.
+    """
+    store._keeper.catch_up()
+    seq = store._keeper.applied().seq
+    name = store._catalog.current_branch(store.run) if branch is None else branch
+    rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
+    check_certain(store)
+    fates = _fates(store, name, retention, rules)
+    leaving = {SnapshotId(bytes.fromhex(fate.id)) for fate in fates if not fate.reasons}
+    withdrawn = {bytes.fromhex(fate.id): fate.withdrawn for fate in fates if fate.withdrawn}
+    unfinished = unnamed_packs(store)
+    packs = [PackFate(pack_id.hex(), "unfinished", size) for pack_id, size in unfinished.items()]
+    count, live, held = 0, 0, 0
+    if leaving or withdrawn or may_have_garbage(store, compaction):
+        mark = Mark(store, withdrawn)
+        mark.add(roots(store) - leaving)
+        states, dead_counts = census(store, mark)
+        check_plausible(store, mark, states.values())
+        more, count = _pack_fates(states, dead_counts, compaction)
+        packs += more
+        live, held = (sum(getattr(each, kind) for each in states.values()) for kind in ("live_bytes", "held_bytes"))
+    return Plan(
+        store.path, store.run, name, seq, fates, tuple(packs), leftovers(store), count, live, held, store, compaction
+    )
+
+
+def _fates(
+    store: Store, branch: str, retention: Retention | AnyOf | None, rules: Sequence[Thinning]
+) -> tuple[Fate, ...]:
+    if store._catalog.branch_row(store.run, branch) is None:
+        if store._catalog.branch_rows(store.run):
+            raise NotFoundError(
+                f"run {store.run!r} has no branch {branch!r}. Run `casckpt branches`.", run=store.run, branch=branch
+            )
+        return ()
+    line = candidates(store, branch)
+    reasons = {each.id: ["all"] for each in line} if retention is None else retention.kept(line)
+    staying = [each for each in line if each.id in reasons]
+    withdrawn: dict[str, tuple[str, ...]] = {}
+    for rule in rules:
+        for snapshot_id, names in rule.withdrawn(staying).items():
+            withdrawn[snapshot_id] = tuple(dict.fromkeys((*withdrawn.get(snapshot_id, ()), *names)))
+    for each in staying:
+        if len(withdrawn.get(each.id, ())) == len(each.components):
+            withdrawn.pop(each.id, None)  # several rules together: a snapshot of nothing is none
+    return tuple(Fate(each.id, each.step, tuple(reasons.get(each.id, ())), withdrawn.get(each.id, ())) for each in line)
+
+
+def candidates(store: Store, branch: str) -> list[Candidate]:
+    """The snapshots of a branch itself, not of its ancestors, that are not retired; oldest first.
+
+    Whether one is whole is looked up from the newest back to the first that is, and taken for granted before.
+    """
+    row = store._catalog.branch_row(store.run, branch)
+    assert row is not None
+    tags: dict[str, list[str]] = {}
+    with store._keeper.kv.read() as txn:
+        for key, snapshot_id in txn.scan("tags"):
+            tags.setdefault(snapshot_id.hex(), []).append(split_name_key(key)[1])
+        bounds = line_key(row.number, 0), line_key(row.number, _STEP_MAX) + b"\0"
+        ids = [SnapshotId(value) for _, value in txn.scan("lines", *bounds)]
+        rows = dict(zip(ids, txn.get_many("snaps", ids), strict=True))
+    ids = [each for each, value in rows.items() if value is not None and not decode_snap(value).is_retired]
+    check = WholenessCheck(store._timeline, store._keeper, store._catalog)
+    found: list[Candidate] = []
+    is_settled = False
+    for snapshot in (store._catalog.info(each) for each in reversed(ids)):
+        is_whole = not snapshot.thinned
+        if not is_settled and is_whole:
+            is_whole = check.snapshot_flaw(SnapshotId(bytes.fromhex(snapshot.id))) is None
+            is_settled = is_whole and snapshot.is_consistent
+        found.append(
+            Candidate(
+                snapshot.id,
+                snapshot.step,
+                snapshot.created_at.timestamp(),
+                snapshot.is_consistent,
+                is_whole,
+                snapshot.metrics,
+                tuple(tags.get(snapshot.id, ())),
+                tuple(name for name in snapshot.components if name not in snapshot.thinned),
+            )
+        )
+    return found[::-1]
+
+
+def unnamed_packs(store: Store) -> dict[PackId, int]:
+    """Pack files that no entry names or condemns, with their sizes: of commits under way, or that never finished."""
+    fs, root = store._timeline.fs, store.path
+    files = list(list_packs(fs, root))
+    with store._keeper.kv.read() as txn:
+        known = txn.get_many("pack_ids", files)
+    unnamed = (pack_id for pack_id, row in zip(files, known, strict=True) if row is None)
+    sizes = {pack_id: fs.size(pack_path(root, pack_id)) for pack_id in unnamed}
+    return {pack_id: size for pack_id, size in sizes.items() if size is not None}
+
+
+def leftovers(store: Store) -> tuple[tuple[str, int], ...]:
+    """Temporary files whose process is dead."""
+    fs, folder = store._timeline.fs, f"{store.path}/tmp"
+    dead = [name for name in fs.list(folder) if owner_of(name)[1] == "dead"]
+    sizes = {name: fs.size(f"{folder}/{name}") for name in dead}
+    return tuple((name, size) for name, size in sizes.items() if size is not None)
+
+
+def check_plausible(store: Store, mark: Mark, packs: Iterable[PackState]) -> None:
+    """Raise when nothing at all is needed: a store that holds something always needs something.
+
+    Raises:
+        InvalidInputError: no snapshot is left.
+    """
+    if not mark.live and any(True for _ in packs):
+        raise InvalidInputError(
+            f"store {store.path}: no snapshot is left that needs anything, so all of it would go. Nothing is "
+            "collected. To remove a store, remove its folder.",
+            path=store.path,
+        )
+
+
+def may_have_garbage(store: Store, compaction: Compaction | None) -> bool:
+    """By the counts kept in the index: whether some pack has lost all that was live in it, or enough of it."""
+    share = 0.0 if compaction is None else compaction.needed_share_max
+    tiny = 0
+    with store._keeper.kv.read() as txn:
+        for key, row in txn.scan("packs"):
+            _, size = decode_pack_row(row)
+            if size == CONDEMNED:
+                continue
+            if read_fill(txn, key_number(key)) <= share * size:
+                return True
+            tiny += compaction is not None and size < compaction.tiny_size_bytes
+    return compaction is not None and tiny >= compaction.tiny_count_min
+
+
+def _pack_fates(
+    states: Mapping[int, PackState], dead_counts: Mapping[int, int], compaction: Compaction | None
+) -> tuple[list[PackFate], int]:
+    """Fates of packs, and how many records go with those that are dropped."""
+    dropped = [number for number, state in states.items() if not state.needed_bytes]
+    chosen = compaction.chosen(states.values()) if compaction is not None else []
+    fates = [PackFate(states[number].pack_id.hex(), "drop", states[number].size_bytes) for number in dropped]
+    fates += [PackFate(each.pack_id.hex(), "rewrite", each.size_bytes, each.needed_bytes) for each in chosen]
+    return fates, sum(dead_counts.get(number, 0) for number in dropped)
