@@ -96,7 +96,19 @@ class Condemn(msgspec.Struct, frozen=True, array_like=True, tag="condemn"):
     replacements: list[PackRef]
 
 
-Body = Create | Commit | Annotate | Tag | Retire | Prune | Thin | Condemn
+class Generation(msgspec.Struct, frozen=True, array_like=True, tag="generation"):
+    """A recovery of a run: above it, only writers of this generation or a later one commit to the run.
+
+    It continues `snapshot` (empty: from the start); `reasons` are for people.
+    """
+
+    run: str
+    number: int
+    snapshot: bytes
+    reasons: list[str]
+
+
+Body = Create | Commit | Annotate | Tag | Retire | Prune | Thin | Condemn | Generation
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -198,11 +210,13 @@ def _check_body(body: Body, what: str) -> None:
         if not body.snapshots or any(len(each) != DIGEST_SIZE for each in body.snapshots):
             raise CorruptionError(f"{what}: malformed list of snapshots", what=what)
         return
-    sizes = (0, DIGEST_SIZE) if isinstance(body, Tag) else (DIGEST_SIZE,)
+    sizes = (0, DIGEST_SIZE) if isinstance(body, Tag | Generation) else (DIGEST_SIZE,)
     if len(body.snapshot) not in sizes:
         raise CorruptionError(f"{what}: malformed snapshot id", what=what)
     if isinstance(body, Tag) and not (wire.is_name(body.run) and wire.is_name(body.name)):
         raise CorruptionError(f"{what}: malformed run or tag name", what=what)
+    if isinstance(body, Generation) and not (wire.is_name(body.run) and 0 < body.number <= STEP_MAX):
+        raise CorruptionError(f"{what}: malformed run name or generation {body.number}", what=what)
     if isinstance(body, Thin) and not (body.components and all(wire.is_name(name) for name in body.components)):
         raise CorruptionError(f"{what}: malformed component names", what=what)
     if isinstance(body, Commit):

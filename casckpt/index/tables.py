@@ -68,6 +68,7 @@ CONDEMNED = (1 << 64) - 1  # size, in `packs`, of one that a collector has conde
 PENDING = b"pending:"  # meta keys: then the pack id
 UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its table
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
+GENERATION = b"generation:"  # meta keys: then run, NUL and number, 8 bytes
 
 
 class Place(NamedTuple):
@@ -196,6 +197,13 @@ class NoteRow(msgspec.Struct, frozen=True, array_like=True):
     labels: dict[str, str]
 
 
+class GenerationRow(msgspec.Struct, frozen=True, array_like=True):
+    """A generation of a run, and the entry that opened it; 0 and 0 before the first."""
+
+    number: int = 0
+    seq: int = 0
+
+
 class ThinRow(msgspec.Struct, frozen=True, array_like=True):
     components: list[str]
 
@@ -226,6 +234,15 @@ class BadEntry(msgspec.Struct, frozen=True, array_like=True):
 
 def name_key(run: str, name: str) -> bytes:
     return f"{run}\0{name}".encode()
+
+
+def generation_key(run: str, number: int) -> bytes:
+    return GENERATION + run.encode() + b"\0" + number.to_bytes(8, "big")
+
+
+def generation_bounds(run: str) -> tuple[bytes, bytes]:
+    """Start and stop of a run's generations in `meta`."""
+    return generation_key(run, 0), generation_key(run, (1 << 64) - 1)
 
 
 def run_prefix(run: str) -> tuple[bytes, bytes]:

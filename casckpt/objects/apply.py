@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from casckpt.errors import CasckptError, CorruptionError
-from casckpt.format.entry import Annotate, Commit, Condemn, Entry, PackRef, Prune, Retire, Tag, Thin
+from casckpt.format.entry import Annotate, Commit, Condemn, Entry, Generation, PackRef, Prune, Retire, Tag, Thin
 from casckpt.format.pack import PackRow
 from casckpt.format.record import SNAPSHOT
 from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
@@ -36,6 +36,7 @@ from casckpt.index.tables import (
     PENDING,
     Applied,
     BranchRow,
+    GenerationRow,
     NoteRow,
     Pending,
     Place,
@@ -48,6 +49,7 @@ from casckpt.index.tables import (
     encode_object,
     encode_pack_row,
     encode_snap,
+    generation_key,
     get_struct,
     inline_offset,
     key_number,
@@ -141,6 +143,8 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         _apply_thin(txn, body, read_object)
     elif isinstance(body, Condemn):
         _apply_condemn(txn, entry.seq, body, packs)
+    elif isinstance(body, Generation):
+        put_struct(txn, "meta", generation_key(body.run, body.number), GenerationRow(body.number, entry.seq))
 
 
 def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, read_object: ReadObject) -> None:

@@ -38,12 +38,14 @@ from casckpt.index.tables import (
     PENDING,
     BadEntry,
     BranchRow,
+    GenerationRow,
     NoteRow,
     Pending,
     SnapRow,
     ThinRow,
     decode_snap,
     find_snapshots,
+    generation_bounds,
     get_struct,
     line_key,
     line_step,
@@ -168,6 +170,18 @@ class Catalog:
             Branch(name, row.head.hex(), row.head_step, row.fork.hex() or None, name == current)
             for name, row in self.branch_rows(run).items()
         ]
+
+    def generations(self, run: str) -> list[GenerationRow]:
+        """Recoveries of a run, newest first."""
+        with self._keeper.kv.read() as txn:
+            rows = list(txn.scan("meta", *generation_bounds(run), reverse=True))
+        return [msgspec.msgpack.decode(value, type=GenerationRow) for _, value in rows]
+
+    def generation(self, run: str) -> GenerationRow:
+        """The newest generation of a run; number 0 before its first recovery."""
+        with self._keeper.kv.read() as txn:
+            row = next(txn.scan("meta", *generation_bounds(run), reverse=True), None)
+        return GenerationRow() if row is None else msgspec.msgpack.decode(row[1], type=GenerationRow)
 
     def tags(self, run: str) -> dict[str, str]:
         """Tag → snapshot id in hex."""

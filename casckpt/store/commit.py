@@ -20,6 +20,7 @@ from casckpt.errors import (
     ConcurrentMutationError,
     ConflictError,
     CorruptionError,
+    FencedError,
     IncompleteError,
     InvalidInputError,
     NotFoundError,
@@ -102,6 +103,7 @@ class Committer:
         self._verify = verify
         self._components = Components(catalog, chunk_size, level)
         self.position = Position("main")
+        self.generation = 0  # of this handle; see `casckpt.store.generations`
         self._context: tuple[bytes, Context] | None = None
 
     def stand_at(self, position: Position) -> None:
@@ -115,6 +117,7 @@ class Committer:
         """Publish a draft; see `Store.commit`."""
         self._keeper.catch_up()
         self._adopt_attempt()
+        self._check_generation()
         self._check_head(self._head())
         parent = self._parent()
         if draft.inherits_rest and parent is not None:
@@ -241,6 +244,30 @@ class Committer:
             pid=writer.pid,
         )
 
+    def _check_generation(self) -> None:
+        """Raise when the run was recovered by somebody else since this handle was opened.
+
+        Raises:
+            FencedError: it was; names the newer generation and who opened it.
+        """
+        newest, own = self._catalog.generation(self._run), self._own_generation()
+        if newest.number <= own:
+            return
+        writer = self._timeline.read(newest.seq).envelope
+        raise FencedError(
+            f"run {self._run!r}: generation {newest.number} was opened by pid {writer.pid} on host {writer.host!r}; "
+            f"this handle belongs to {own}. Nothing was committed: the run goes on there. Stop this process, or "
+            "recover the run here.",
+            run=self._run,
+            generation=own,
+            newer=newest.number,
+            host=writer.host,
+            pid=writer.pid,
+        )
+
+    def _own_generation(self) -> int:
+        return self.generation
+
     def _free_branch_name(self, wanted: str) -> str:
         """`wanted`, with a number when a branch or a tag has that name: a reference must mean one thing."""
         taken = {*self._catalog.branch_rows(self._run), *self._catalog.tags(self._run)}
@@ -352,6 +379,7 @@ class Committer:
             if self._keeper.last_condemned() != condemned:
                 raise _CondemnedMeanwhile
             head = self._head()
+            self._check_generation()
             self._check_head(head)
             position = self.position
             snapshot = Snapshot(

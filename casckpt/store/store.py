@@ -95,6 +95,7 @@ class Store:
         self._background = self._saver.background
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())
+        self._committer.generation = self._catalog.generation(run).number
 
     # --- commit ---
 

@@ -325,6 +325,7 @@ class Store:
     heads: dict[tuple[str, str], bytes]  # (run, branch) to snapshot id
     records: list[Record]
     entry_count: int
+    generations: dict[str, int] = field(default_factory=dict)  # run to the newest
 
     @property
     def codecs(self) -> set[int]:
@@ -361,7 +362,8 @@ def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
     noted = json.loads((root / "casckpt.json").read_bytes())
     need({**noted, "features": {}} == {**document, "features": {}}, "casckpt.json and entry 0 differ")
     need(document["casckpt_format"] == 1 and bytes.fromhex(document["store_id"]) == store_id, "document")
-    need(all(set(each) <= {"collected"} for each in noted.get("features", {}).values()), "an unknown feature")
+    flags = {flag for each in noted.get("features", {}).values() for flag in each}
+    need(flags <= {"collected", "generations"}, "an unknown feature")
     entries = [first]
     for path in paths[1:]:
         entry, _ = read_entry(path, store_id)
@@ -408,6 +410,11 @@ def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: di
             by_id[snapshot_id].is_retired = True
     elif kind == "thin":
         by_id[fields[0]].withdrawn.update(fields[1])
+    elif kind == "generation":
+        run, number, snapshot_id, _ = fields
+        need(number > store.generations.get(run, 0), f"entry {entry.seq}: generation {number}")
+        need(not snapshot_id or snapshot_id in by_id, f"entry {entry.seq}: continues an unknown snapshot")
+        store.generations[run] = number
     elif kind != "condemn":  # seen to where packs are read
         need(kind == "create" and entry.seq == 0, f"entry {entry.seq}: kind {kind!r}")
 

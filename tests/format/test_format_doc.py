@@ -106,7 +106,7 @@ def test_entry_kinds_of_the_document_are_those_of_the_code() -> None:
     section = DOCUMENT[DOCUMENT.index("## 7.") : DOCUMENT.index("## 8.")]
     fields = {tag: rest.count(",") for tag, rest in re.findall(r'^\| `\["(\w+)"([^\]]*)\]`', section, re.MULTILINE)}
     bodies = (entry.Create, entry.Commit, entry.Annotate, entry.Tag, entry.Retire)
-    bodies += (entry.Prune, entry.Thin, entry.Condemn)
+    bodies += (entry.Prune, entry.Thin, entry.Condemn, entry.Generation)
     assert fields == {body.__struct_config__.tag: len(body.__struct_fields__) for body in bodies}
 
 
@@ -214,6 +214,7 @@ EXAMPLES: dict[str, Callable[[], bytes]] = {
     "prune": lambda: wire.encode(entry.Prune([CHUNK])),
     "thin": lambda: wire.encode(entry.Thin(CHUNK, ["optimizer"])),
     "condemn": lambda: wire.encode(entry.Condemn([PACK], [])),
+    "generation": lambda: wire.encode(entry.Generation("main", 2, CHUNK, ["oom kill"])),
     "snapshot": lambda: snapshot.encode_snapshot(SNAPSHOT),
     "context": lambda: wire.encode(CONTEXT),
     "manifest": lambda: wire.encode(MANIFEST),

@@ -217,6 +217,7 @@ def test_every_kind_of_entry_comes_back() -> None:
         entry.Retire(ID), commit(packs=[entry.PackRef(PACK, (1 << 64) - 1, bytes(16))], run="é" * 100),
         entry.Thin(ID, ["optimizer", "é"]), entry.Condemn([PACK, bytes(16)], [entry.PackRef(PACK, 1, bytes(16))]),
         entry.Condemn([], []), entry.Prune([ID, OTHER]),
+        entry.Generation("main", 1, b"", []), entry.Generation("é", (1 << 63) - 1, ID, ["why", ""]),
     ]  # fmt: skip
     for body in bodies:
         assert entry.decode_entry(entry_of(body), 1, "x").envelope.body == body
@@ -232,6 +233,9 @@ def test_every_kind_of_entry_comes_back() -> None:
         commit(packs=[entry.PackRef(PACK, 1, b"")]), entry.Annotate(b"", {}, {}), entry.Annotate(b"x", {}, {}),
         entry.Retire(b""), entry.Retire(b"x" * 33), entry.Tag("", "a", ID), entry.Tag("main", "", ID),
         entry.Thin(b"x", ["a"]), entry.Thin(ID, []), entry.Thin(ID, [""]), entry.Thin(ID, ["a", "x" * 201]),
+        entry.Generation("", 1, ID, []), entry.Generation("a\0b", 1, ID, []), entry.Generation("main", 0, ID, []),
+        entry.Generation("main", -1, ID, []), entry.Generation("main", 1 << 63, ID, []),
+        entry.Generation("main", 1, b"x", []),
         entry.Prune([]), entry.Prune([b"x"]), entry.Condemn([b"x"], []), entry.Condemn([PACK] * 65537, []), entry.Condemn([], [entry.PackRef(PACK, 1, b"")]),
         entry.Tag("main", "x" * 201, ID), entry.Tag("main", "a\0b", ID), entry.Tag("main", "a", b"x"),
     ],

@@ -1,0 +1,133 @@
+"""Generations: whoever recovers a run last is the only one who commits to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import casckpt
+from casckpt.store.generations import list_generations, open_generation, own_generation
+from tests.conformance.independent_reader import read_store
+from tests.unit.stores import open_store
+
+
+def state(value: int) -> dict[str, Any]:
+    return {"policy": [float(value)], "n": {"step": value}}
+
+
+def test_old_learner_is_fenced_at_its_next_commit_and_told_by_whom(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as old, open_store(tmp_path / "store") as new:
+        old.commit(1, state(1))
+        new.resume(1)
+        assert open_generation(new, new.snapshot(1), ["oom kill"]) == 1
+        new.commit(2, state(2))
+        with pytest.raises(casckpt.FencedError, match="generation 1 was opened by pid") as fenced:
+            old.commit(2, state(20))
+        assert (fenced.value.newer, fenced.value.generation) == (1, 0)
+        assert old.restore(2) == state(2)
+        with pytest.raises(casckpt.SaveFailedError) as failed:
+            old.commit_async(3, state(3)).result()
+        assert isinstance(failed.value.__cause__, casckpt.FencedError)
+        old.resume("latest")
+        with pytest.raises(casckpt.FencedError):
+            old.commit(3, state(3))
+
+
+def test_generation_opened_while_a_commit_is_under_way_fences_it_at_publish(tmp_path: Path) -> None:
+    """The commit has passed every check and written its data; the number it wants is taken by the generation."""
+    with open_store(tmp_path / "store") as old, open_store(tmp_path / "store") as new:
+        old.commit(1, state(1))
+        append = old._timeline.append
+
+        def lose_the_race(*facts: Any, **options: Any) -> bool:
+            old._timeline.append = append
+            open_generation(new, new.snapshot(1))
+            return bool(append(*facts, **options))
+
+        old._timeline.append = lose_the_race
+        with pytest.raises(casckpt.FencedError):
+            old.commit(2, state(2))
+        assert new.steps() == [1]
+
+
+def test_who_recovers_again_commits_again(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as one, open_store(tmp_path / "store") as two:
+        one.commit(1, state(1))
+        for number, (winner, loser) in enumerate([(two, one), (one, two), (two, one)], 1):
+            winner.resume("latest")
+            assert open_generation(winner, winner.snapshot()) == number
+            assert own_generation(winner) == number
+            winner.commit(number + 1, state(number + 1))
+            with pytest.raises(casckpt.FencedError):
+                loser.commit(number + 1, state(0))
+        assert one.restore(4) == state(4)
+
+
+def test_handle_opened_after_a_recovery_belongs_to_it(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, state(1))
+        open_generation(store, None)
+    with open_store(tmp_path / "store") as store:
+        assert own_generation(store) == 1
+        store.commit(2, state(2))
+        assert store.steps() == [1, 2]
+
+
+def test_generation_of_one_run_fences_no_other(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store", run="a") as a, open_store(tmp_path / "store", run="a2") as other:
+        a.commit(1, state(1))
+        open_generation(a, None)
+        other.commit(1, state(1))
+        assert (own_generation(a), own_generation(other)) == (1, 0)
+        assert list_generations(other) == []
+
+
+def test_recovery_that_was_overtaken_opens_nothing(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as one, open_store(tmp_path / "store") as two:
+        open_generation(one, None, expected=0)
+        with pytest.raises(casckpt.FencedError, match="expected 0"):
+            open_generation(two, None, expected=0)
+        assert [each.number for each in list_generations(two)] == [1]
+
+
+def test_reasons_and_what_is_continued_are_kept(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        snapshot = store.commit(1, state(1))
+        open_generation(store, None, ["new"])
+        open_generation(store, snapshot, ["step 2 is not whole", "x" * 2000, "\ud800"])
+        first, second = list_generations(store)
+        assert (first.number, first.snapshot, first.reasons) == (1, None, ("new",))
+        assert (second.number, second.snapshot) == (2, snapshot.id)
+        assert second.reasons == ("step 2 is not whole", "x" * 1000, "'\\ud800'")
+        assert "generation 2 of main: from " + snapshot.id[:12] in str(second)
+        assert second.to_dict()["pid"] == second.pid
+
+
+def test_generations_outlive_the_index(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, state(1))
+        open_generation(store, None)
+        open_generation(store, None)
+    shutil.rmtree(tmp_path / "store" / "index")
+    with open_store(tmp_path / "store") as store:
+        assert [each.number for each in list_generations(store)] == [1, 2]
+        assert own_generation(store) == 2
+
+
+def test_a_reader_written_from_the_document_understands_generations(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, state(1))
+        open_generation(store, store.snapshot(1), ["why"])
+        store.commit(2, state(2))
+        assert "generations" in store.document.features.write
+    assert read_store(tmp_path / "store").generations == {"main": 1}
+
+
+def test_read_only_handle_opens_no_generation(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, state(1))
+    with open_store(tmp_path / "store", read_only=True) as store, pytest.raises(casckpt.ReadOnlyError):
+        open_generation(store, None)
