@@ -19,6 +19,7 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # noqa:
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize  # noqa: E402
 
 import casckpt  # noqa: E402
+from casckpt.engine.templates import check_complete, paths_of  # noqa: E402
 from casckpt.integrations.sb3 import CheckpointCallback, components, resume  # noqa: E402
 
 SMALL = {"net_arch": [8]}
@@ -96,6 +97,7 @@ def test_every_snapshot_has_as_many_rows_as_its_counter_says(env_count: int, ope
         assert not state["replay_buffer"]["observations"][rows:].any()
 
 
+@pytest.mark.full
 def test_commits_are_as_far_apart_as_asked_and_the_end_is_one(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, every_steps=40)
@@ -103,12 +105,14 @@ def test_commits_are_as_far_apart_as_asked_and_the_end_is_one(open_store: Any) -
     assert store.snapshot(48).metrics["ep_len_mean"] > 0
 
 
+@pytest.mark.full
 def test_training_that_ends_inside_a_rollout_keeps_the_last_boundary(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, others=[Watch(lambda model: model.num_timesteps < 40)])
     assert store.steps() == [16, 32]
 
 
+@pytest.mark.full
 def test_training_goes_on_in_the_same_process_without_a_resume(open_store: Any) -> None:
     model, store = ppo(), open_store()
     callback = CheckpointCallback(store, every_steps=32, async_mode=False)
@@ -152,6 +156,7 @@ def test_normalizer_comes_back_with_its_returns(open_store: Any) -> None:
             np.testing.assert_array_equal(getattr(getattr(restored, name), part), getattr(getattr(live, name), part))
 
 
+@pytest.mark.full
 def test_each_snapshot_has_the_statistics_of_its_own_step(open_store: Any) -> None:
     model, store = ppo(), open_store()
     seen: dict[int, float] = {}
@@ -166,6 +171,7 @@ def test_each_snapshot_has_the_statistics_of_its_own_step(open_store: Any) -> No
     assert len(set(counts.values())) == 3
 
 
+@pytest.mark.full
 def test_action_noise_survives_the_reset_that_learn_makes(open_store: Any) -> None:
     def make() -> Any:
         noise = OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))
@@ -198,6 +204,7 @@ def test_action_noise_survives_the_reset_that_learn_makes(open_store: Any) -> No
     np.testing.assert_array_equal(settled, reference)
 
 
+@pytest.mark.full
 def test_counter_of_a_subclass_is_captured_without_being_named(open_store: Any) -> None:
     class Counting(PPO):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -218,6 +225,7 @@ def test_counter_of_a_subclass_is_captured_without_being_named(open_store: Any) 
     assert model.train_count == 4
 
 
+@pytest.mark.full
 def test_stacked_frames_come_back(open_store: Any) -> None:
     def make() -> PPO:
         return ppo(env=VecFrameStack(make_vec_env("CartPole-v1", 2, seed=1), 3))
@@ -230,6 +238,7 @@ def test_stacked_frames_come_back(open_store: Any) -> None:
     assert other.env.stacked_obs.stacked_obs[:, 4:8].any()
 
 
+@pytest.mark.full
 def test_best_evaluation_and_its_records_come_back_and_later_ones_are_gone(open_store: Any, tmp_path: Path) -> None:
     def evaluation(name: str) -> EvalCallback:
         env = make_vec_env("CartPole-v1", 1, seed=5)
@@ -250,6 +259,7 @@ def test_best_evaluation_and_its_records_come_back_and_later_ones_are_gone(open_
     assert store.timeline()[-1].metrics["eval_mean_reward"] == first.last_mean_reward
 
 
+@pytest.mark.full
 def test_callback_that_is_missing_after_a_resume_is_named(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, total=64, others=[Watch(lambda model: model.num_timesteps < 40)])
@@ -257,6 +267,7 @@ def test_callback_that_is_missing_after_a_resume_is_named(open_store: Any) -> No
         train(ppo(), store, total=64)
 
 
+@pytest.mark.full
 def test_reseeding_leaves_the_recorded_streams_and_says_so(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, total=64)
@@ -268,8 +279,33 @@ def test_reseeding_leaves_the_recorded_streams_and_says_so(open_store: Any) -> N
         model.learn(start.remaining, reset_num_timesteps=False, callback=callback)
         draws.append(model.rollout_buffer.actions.copy())
     assert (draws[0] != draws[1]).any()
-    assert dict(store.snapshot("seed-11").labels) == {"reseed": "11"}
-    assert "reseed" not in store.snapshot("seed-None").labels
+    assert store.snapshot("seed-11").labels["rng.reseed"] == "11"
+    assert "rng.reseed" not in store.snapshot("seed-None").labels
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("template", "make"),
+    [("ppo", ppo), ("sac", lambda: off_policy(SAC, "Pendulum-v1")), ("dqn", lambda: off_policy(DQN, "CartPole-v1"))],
+)
+def test_model_in_training_is_complete_by_its_template(template: str, make: Any, open_store: Any) -> None:
+    store = open_store()
+    train(make(), store, total=32)
+    state = store.restore()
+    assert check_complete(template, paths_of(state)).is_complete
+    for name in ("policy", "rng", "env", "observation", "progress"):
+        without = {key: value for key, value in state.items() if key != name}
+        assert check_complete(template, paths_of(without)).missing, f"nothing is missing without {name}"
+
+
+@pytest.mark.full
+def test_temperature_and_its_optimizer_are_missed(open_store: Any) -> None:
+    store = open_store()
+    train(off_policy(SAC, "Pendulum-v1"), store, total=32)
+    state = store.restore()
+    for component, role in (("log_ent_coef", "temperature"), ("ent_coef_optimizer", "temperature optimizer")):
+        without = {name: value for name, value in state.items() if name != component}
+        assert check_complete("sac", paths_of(without)).missing == (role,)
 
 
 # --- what is refused ---
@@ -311,6 +347,7 @@ class WithHandle(gymnasium.Wrapper):
         self.handle = handle
 
 
+@pytest.mark.full
 def test_environment_that_cannot_be_captured_is_refused_or_said(open_store: Any) -> None:
     handle = object()
     env = DummyVecEnv([lambda: WithHandle(gymnasium.make("CartPole-v1"), handle)] * 2)
@@ -319,11 +356,12 @@ def test_environment_that_cannot_be_captured_is_refused_or_said(open_store: Any)
     store = open_store(run="lenient")
     with pytest.warns(casckpt.StoreWarning, match="handle"):
         train(ppo(env=env), store, total=32, strict=False)
-    gaps = store.restore(only=["progress"])["progress"]["not_captured"]
+    gaps = store.restore(only=["env"])["env"]["not_captured"]
     assert len(gaps) == 2
-    assert all("handle" in path and "object" in reason for path, reason in gaps.items())
+    assert all("handle: " in gap and "object" in gap for gap in gaps)
 
 
+@pytest.mark.full
 def test_component_of_a_users_own_takes_part_under_a_name_of_its_own(open_store: Any) -> None:
     store, curriculum = open_store(), {"level": np.array([3])}
     train(ppo(), store, total=32, extra={"curriculum": curriculum})
@@ -334,6 +372,7 @@ def test_component_of_a_users_own_takes_part_under_a_name_of_its_own(open_store:
         components(ppo(), extra={"policy": {}})
 
 
+@pytest.mark.full
 def test_failed_commit_ends_the_training(open_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
 

@@ -164,7 +164,6 @@ class CheckpointCallback(BaseCallback):
             part = self._state[name]
             part.state_dict()
             gaps |= {f"{name}/{path}": reason for path, reason in part.left_out.items()}
-        self._state["progress"].not_captured = gaps
         if not gaps:
             return
         listed = "; ".join(f"{path}: {reason}" for path, reason in gaps.items())
@@ -188,8 +187,7 @@ class CheckpointCallback(BaseCallback):
         if report.is_fresh:
             return Resumption(report, target_total)
         if reseed is not None:
-            model.set_random_seed(reseed)
-            self._labels["reseed"] = str(reseed)
+            self._labels |= self._state["rng"].reseed(reseed)
         self._rng_restored = self._state["rng"].state_dict()
         self._settle_at = self._state["progress"].boundary
         self._saved_step = model.num_timesteps

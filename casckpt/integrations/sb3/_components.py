@@ -8,9 +8,9 @@
 | `replay_buffer` | rows, as arrays in the buffer's own layout | in place |
 | `replay_position` | where the next row goes, whether the buffer is full | |
 | `progress`, `observation` | counters and episode statistics; what the next rollout starts from | |
-| `normalizer`, `env` | `VecNormalize` with its returns; wrappers, environments, generators of the spaces | |
+| `normalizer`, `env` | `VecNormalize` with its returns; the other wrappers and the environments | |
 | `action_noise`, `exploration`, `log`, `clock`, `callbacks` | see `_parts` and `_siblings` | late |
-| `rng` | every global random stream | last |
+| `rng` | every global random stream, and the action space's | last |
 
 The rollout buffer of an on-policy algorithm is no component: at the boundary where snapshots are taken its rows are
 used up, and the next rollout begins by emptying it.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stable_baselines3.common.save_util import recursive_getattr
 
 from casckpt.errors import InvalidInputError, UnsupportedStateError
-from casckpt.integrations.sb3._environments import NormalizerState, SpaceState, VecEnvState
+from casckpt.integrations.sb3._environments import NormalizerState, VecEnvState
 from casckpt.integrations.sb3._parts import Clock, Exploration, Noise, Observation, Pending, Progress
 from casckpt.state.rng import RngState
 
@@ -55,12 +55,12 @@ def components(model: BaseAlgorithm, *, extra: Mapping[str, Any] | None = None) 
     if normalizer is not None:
         found["normalizer"] = NormalizerState(normalizer)
     found["env"] = VecEnvState(model.env, without=() if normalizer is None else (normalizer,))
-    found["action_space"] = SpaceState(model.action_space)
     if model.action_noise is not None:
         found["action_noise"] = Noise(model)
     if model.use_sde:
         found["exploration"] = Exploration(model)
-    found["log"], found["clock"], found["rng"] = Pending(model), Clock(model), RngState()
+    found["log"], found["clock"] = Pending(model), Clock(model)
+    found["rng"] = RngState(action_space=model.action_space)
     taken = sorted(set(found) & set(extra or {}))
     if taken:
         raise InvalidInputError(f"extra={taken}: the model has components of these names. Choose others.", names=taken)

@@ -8,6 +8,7 @@ worker processes through `StatefulEnv`, a wrapper that they were built with. Wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from casckpt.errors import MismatchError
+from casckpt.integrations.gymnasium import EnvState, register_env_adapter
 from casckpt.integrations.sb3._attributes import copied, put_attributes, take_attributes
 
 # Constructed with the wrapper and never changed, or derived from what is captured, or a time of day.
@@ -26,6 +28,21 @@ _NO_STATE = {
     *("obs_spaces", "waiting", "t_start", "results_writer", "info_keywords"),
 }
 _PENDING_RESET = ("_seeds", "_options")  # of the innermost VecEnv: used up by the next reset
+
+
+def _monitor_state(monitor: Monitor[Any, Any]) -> dict[str, Any]:
+    """What a `Monitor` counts. When episodes ended is left to the clock, and its file to whoever opened it."""
+    return {name: copied(getattr(monitor, name)) for name in _MONITORED}
+
+
+def _put_monitor(monitor: Monitor[Any, Any], state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(monitor, name, copied(value))
+    monitor.episode_times = [math.nan] * len(monitor.episode_returns)
+
+
+_MONITORED = ("rewards", "needs_reset", "episode_returns", "episode_lengths", "total_steps", "current_reset_info")
+register_env_adapter(Monitor, _monitor_state, _put_monitor)
 
 
 class VecEnvState:
@@ -53,6 +70,7 @@ class VecEnvState:
             "layers": layers,
             "pending_reset": {name: copied(getattr(self._venv.unwrapped, name)) for name in _PENDING_RESET},
             "environments": self._environments(),
+            "not_captured": [f"{path}: {reason}" for path, reason in self.left_out.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -86,28 +104,26 @@ class VecEnvState:
     def _environments(self) -> list[Any]:
         envs = getattr(self._venv.unwrapped, "envs", None)
         if envs is not None:
-            states = []
-            for number, env in enumerate(envs):
-                state, missing = take_environment(env)
-                self.left_out |= {f"environments/{number}/{path}": reason for path, reason in missing.items()}
-                states.append(state)
-            return states
+            return [self._noted(i, EnvState(env, strict=False).state_dict()) for i, env in enumerate(envs)]
         if not all(self._venv.env_is_wrapped(StatefulEnv)):
             self.left_out["environments"] = (
                 "they run in worker processes and cannot be reached. Build each with "
                 "`casckpt.integrations.sb3.StatefulEnv` around it (make_vec_env(..., wrapper_class=StatefulEnv))"
             )
             return [None] * self._venv.num_envs
-        found = self._venv.env_method("casckpt_state")
-        for number, (_, missing) in enumerate(found):
-            self.left_out |= {f"environments/{number}/{path}": reason for path, reason in missing.items()}
-        return [state for state, _ in found]
+        return [self._noted(i, state) for i, state in enumerate(self._venv.env_method("casckpt_state"))]
+
+    def _noted(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
+        for line in state["not_captured"]:
+            path, _, reason = line.partition(": ")
+            self.left_out[f"environments/{number}/{path}"] = reason
+        return state
 
     def _put_environments(self, states: list[Any]) -> None:
         envs = getattr(self._venv.unwrapped, "envs", None)
         for number, state in enumerate(states):
             if state is not None and envs is not None:
-                put_environment(envs[number], state)
+                EnvState(envs[number], strict=False).load_state_dict(state)
             elif state is not None:
                 self._venv.env_method("load_casckpt_state", state, indices=number)
 
@@ -128,13 +144,13 @@ class NormalizerState:
 class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The outermost wrapper of an environment that runs in a worker process: it hands its state over, and takes it."""
 
-    def casckpt_state(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The state, and path → reason of what it lacks."""
-        return take_environment(self.env)
+    def casckpt_state(self) -> dict[str, Any]:
+        """What `EnvState` captures of the environment inside."""
+        return EnvState(self.env, strict=False).state_dict()
 
     def load_casckpt_state(self, state: dict[str, Any]) -> None:
         """Continue where `casckpt_state` was taken."""
-        put_environment(self.env, state)
+        EnvState(self.env, strict=False).load_state_dict(state)
 
 
 # --- wrappers of vector environments ---
@@ -184,68 +200,3 @@ def _put_opened(value: Any, state: Any) -> None:
         _put_opened(value.sub_stacked_observations, state)
     else:
         value.stacked_obs = copied(state["stacked"])
-
-
-# --- single environments ---
-
-_LAYER_NO_STATE = {
-    *("env", "spec", "metadata", "_metadata", "render_mode", "_cached_spec", "_reward_range", "screen", "clock"),
-    *("action_space", "observation_space", "_action_space", "_observation_space", "t_start", "results_writer"),
-    "episode_times",
-}
-
-
-def take_environment(env: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """The state of one environment with its wrappers and spaces, and path → reason of what it lacks."""
-    layers: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name, layer in _gym_layers(env):
-        missing: dict[str, str] = {}
-        layers[name] = take_attributes(layer, _LAYER_NO_STATE, missing)
-        left_out |= {f"{name}/{attribute}": reason for attribute, reason in missing.items()}
-    spaces = {name: take_space(getattr(env, name)) for name in ("action_space", "observation_space")}
-    return {"layers": layers, "spaces": spaces}, left_out
-
-
-def put_environment(env: Any, state: dict[str, Any]) -> None:
-    for name, layer in _gym_layers(env):
-        put_attributes(layer, state["layers"][name])
-        if isinstance(layer, Monitor):
-            layer.episode_times = [0.0] * len(layer.episode_returns)
-    for name, generators in state["spaces"].items():
-        put_space(getattr(env, name), generators)
-
-
-def _gym_layers(env: Any) -> Iterator[tuple[str, Any]]:
-    number = 0
-    while isinstance(env, gymnasium.Wrapper):
-        yield f"{number}-{type(env).__name__}", env
-        env, number = env.env, number + 1
-    yield f"{number}-{type(env).__name__}", env
-
-
-class SpaceState:
-    """A Checkpointable of the generators of a Gymnasium space and the spaces inside it."""
-
-    def __init__(self, space: Any) -> None:
-        self._space = space
-
-    def state_dict(self) -> dict[str, Any]:
-        return take_space(self._space)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        put_space(self._space, state)
-
-
-def take_space(space: Any) -> dict[str, Any]:
-    inner = getattr(space, "spaces", {})
-    items = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-    return {"rng": copied(space._np_random), "inner": {str(key): take_space(each) for key, each in items}}
-
-
-def put_space(space: Any, state: dict[str, Any]) -> None:
-    inner = getattr(space, "spaces", {})
-    items = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
-    space._np_random = copied(state["rng"])
-    for key, each in items:
-        put_space(each, state["inner"][str(key)])

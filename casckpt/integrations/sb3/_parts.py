@@ -42,7 +42,6 @@ class Progress:
     Attributes:
         model: whose progress it is.
         boundary: "rollout_start" or "training_end".
-        not_captured: path → reason of what the snapshot lacks.
     """
 
     def __init__(self, model: BaseAlgorithm) -> None:
@@ -50,7 +49,6 @@ class Progress:
         self._names = dict.fromkeys(name for name in COUNTERS if hasattr(model, name))
         self._seen: dict[str, Any] = {}
         self.boundary = ""
-        self.not_captured: dict[str, str] = {}
 
     def watch(self) -> None:
         """From now on, plain attributes that change are counters."""
@@ -65,7 +63,6 @@ class Progress:
         infos, successes = model.ep_info_buffer, model.ep_success_buffer
         return {
             "boundary": self.boundary,
-            "not_captured": dict(self.not_captured),
             "counters": {name: getattr(model, name) for name in sorted(self._names)},
             "episodes": None if infos is None else [{k: v for k, v in info.items() if k != "t"} for info in infos],
             "successes": None if successes is None else list(successes),
