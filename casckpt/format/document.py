@@ -15,7 +15,8 @@ from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN
 FORMAT_VERSION = 1
 COLLECTED = "collected"  # entries of kind `prune`, `thin` or `condemn`
 GENERATIONS = "generations"  # entries of kind `generation`
-KNOWN_FEATURES: frozenset[str] = frozenset({COLLECTED, GENERATIONS})
+SUPERSEDED = "superseded"  # entries of kind `supersede`
+KNOWN_FEATURES: frozenset[str] = frozenset({COLLECTED, GENERATIONS, SUPERSEDED})
 
 
 class Features(msgspec.Struct, frozen=True):

@@ -58,6 +58,20 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
     new_bytes: dict[str, int]
 
 
+class Supersede(msgspec.Struct, frozen=True, array_like=True, tag="supersede"):
+    """A snapshot of a step in place of `replaced`, which was committed before with other components."""
+
+    run: str
+    branch: str
+    step: int
+    snapshot: bytes
+    replaced: bytes
+    packs: list[PackRef]
+    metrics: dict[str, MetricValue]
+    labels: dict[str, str]
+    new_bytes: dict[str, int]
+
+
 class Annotate(msgspec.Struct, frozen=True, array_like=True, tag="annotate"):
     snapshot: bytes
     metrics: dict[str, MetricValue]
@@ -108,7 +122,7 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, tag="generation")
     reasons: list[str]
 
 
-Body = Create | Commit | Annotate | Tag | Retire | Prune | Thin | Condemn | Generation
+Body = Create | Commit | Supersede | Annotate | Tag | Retire | Prune | Thin | Condemn | Generation
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -219,9 +233,12 @@ def _check_body(body: Body, what: str) -> None:
         raise CorruptionError(f"{what}: malformed run name or generation {body.number}", what=what)
     if isinstance(body, Thin) and not (body.components and all(wire.is_name(name) for name in body.components)):
         raise CorruptionError(f"{what}: malformed component names", what=what)
-    if isinstance(body, Commit):
+    if isinstance(body, Supersede) and len(body.replaced) != DIGEST_SIZE:
+        raise CorruptionError(f"{what}: malformed id of the snapshot that is replaced", what=what)
+    if isinstance(body, Commit | Supersede):
         _check_packs(body.packs, what)
-        if len(body.expected_head) not in (0, DIGEST_SIZE) or not 0 <= body.step <= STEP_MAX:
+        before = body.replaced if isinstance(body, Supersede) else body.expected_head
+        if len(before) not in (0, DIGEST_SIZE) or not 0 <= body.step <= STEP_MAX:
             raise CorruptionError(f"{what}: malformed expected head or step {body.step}", what=what)
         if not (wire.is_name(body.run) and wire.is_name(body.branch)):
             raise CorruptionError(f"{what}: malformed run or branch name", what=what)

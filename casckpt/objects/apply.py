@@ -16,12 +16,25 @@ Neither hides the others.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from casckpt.errors import CasckptError, CorruptionError
-from casckpt.format.entry import Annotate, Commit, Condemn, Entry, Generation, PackRef, Prune, Retire, Tag, Thin
+from casckpt.format.entry import (
+    Annotate,
+    Commit,
+    Condemn,
+    Entry,
+    Generation,
+    PackRef,
+    Prune,
+    Retire,
+    Supersede,
+    Tag,
+    Thin,
+)
 from casckpt.format.pack import PackRow
 from casckpt.format.record import SNAPSHOT
 from casckpt.format.snapshot import EXACT, Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
@@ -59,6 +72,7 @@ from casckpt.index.tables import (
     number_key,
     place_of,
     put_struct,
+    run_prefix,
 )
 
 ReadObject = Callable[[ObjectId, KvWriter], bytes]
@@ -80,9 +94,9 @@ def is_consistent(snapshot: Snapshot) -> bool:
 
 
 def snapshot_of(entry: Entry) -> tuple[ObjectId, Snapshot] | None:
-    """The snapshot object that a commit carries, or None for other entries."""
+    """The snapshot object that a commit or what supersedes one carries, or None for other entries."""
     body = entry.envelope.body
-    if not isinstance(body, Commit):
+    if not isinstance(body, Commit | Supersede):
         return None
     for record in entry.records:
         if record.header.kind == SNAPSHOT and record.header.object_id == body.snapshot:
@@ -122,16 +136,14 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         read_object: plain bytes of an object that is already in the rows; called for manifests seen the first time.
     """
     body = entry.envelope.body
-    if isinstance(body, Commit):
+    if isinstance(body, Commit | Supersede):
         _apply_commit(txn, entry, body, packs, read_object)
     elif isinstance(body, Annotate):
-        old = get_struct(txn, "notes", body.snapshot, NoteRow) or NoteRow({}, {})
-        note = NoteRow({**old.metrics, **body.metrics}, {**old.labels, **body.labels})
-        put_struct(txn, "notes", body.snapshot, note)
+        _add_note(txn, _successor(txn, body.snapshot), NoteRow(body.metrics, body.labels))
     elif isinstance(body, Tag):
         key = name_key(body.run, body.name)
         if body.snapshot:
-            txn.put("tags", key, body.snapshot)
+            txn.put("tags", key, _successor(txn, body.snapshot))
         else:
             txn.delete("tags", key)
     elif isinstance(body, Retire):
@@ -147,7 +159,23 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         put_struct(txn, "meta", generation_key(body.run, body.number), GenerationRow(body.number, entry.seq))
 
 
-def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, read_object: ReadObject) -> None:
+def _add_note(txn: KvWriter, snapshot_id: bytes, new: NoteRow) -> None:
+    old = get_struct(txn, "notes", snapshot_id, NoteRow) or NoteRow({}, {})
+    put_struct(txn, "notes", snapshot_id, NoteRow({**old.metrics, **new.metrics}, {**old.labels, **new.labels}))
+
+
+def _successor(txn: KvWriter, snapshot_id: bytes) -> bytes:
+    """What stands in place of a superseded snapshot: whoever wrote about that one did not know yet."""
+    value = txn.get("snaps", snapshot_id)
+    row = decode_snap(value) if value is not None else None
+    if row is None or not row.is_retired:
+        return snapshot_id
+    return txn.get("lines", line_key(row.branch_no, row.step)) or snapshot_id
+
+
+def _apply_commit(
+    txn: KvWriter, entry: Entry, body: Commit | Supersede, packs: PackSource, read_object: ReadObject
+) -> None:
     _add_named(txn, entry.seq, body.packs, packs)
     inline = [
         (
@@ -166,6 +194,20 @@ def _apply_commit(txn: KvWriter, entry: Entry, body: Commit, packs: PackSource, 
     txn.put("snaps", snapshot_id, encode_snap(SnapRow(entry.seq, branch_no, body.step, flags)))
     txn.put("lines", line_key(branch_no, body.step), snapshot_id)
     count_edges(txn, _children_of_snapshot(snapshot), +1, read_object)
+    if isinstance(body, Supersede) and body.replaced != body.snapshot:
+        _replace(txn, body, read_object)
+
+
+def _replace(txn: KvWriter, body: Supersede, read_object: ReadObject) -> None:
+    """Retire what is superseded; tags and notes of it go over to what stands in its place."""
+    note = get_struct(txn, "notes", body.replaced, NoteRow)
+    if note is not None:
+        _add_note(txn, body.snapshot, note)
+    tags = [key for key, value in txn.scan("tags", *run_prefix(body.run)) if value == body.replaced]
+    for key in tags:
+        txn.put("tags", key, body.snapshot)
+    with contextlib.suppress(CasckptError):  # damaged or not here: its edges were never counted either
+        _apply_retire(txn, body.replaced, read_object)
 
 
 def _add_named(txn: KvWriter, seq: int, named: Sequence[PackRef], packs: PackSource) -> None:
@@ -178,9 +220,11 @@ def _add_named(txn: KvWriter, seq: int, named: Sequence[PackRef], packs: PackSou
             put_struct(txn, "meta", PENDING + pack.pack_id, Pending(seq, pack.pack_id, found_size))
 
 
-def _move_head(txn: KvWriter, seq: int, body: Commit, snapshot: Snapshot) -> int:
+def _move_head(txn: KvWriter, seq: int, body: Commit | Supersede, snapshot: Snapshot) -> int:
     key = name_key(body.run, body.branch)
-    old = get_struct(txn, "branches", key, BranchRow)
+    old: BranchRow | None = get_struct(txn, "branches", key, BranchRow)
+    if isinstance(body, Supersede) and old is not None and old.head_step > body.step:
+        return old.number  # the branch has moved on meanwhile
     number = old.number if old else next_number(txn, b"next_branch")
     fork = old.fork if old else snapshot.parent
     put_struct(txn, "branches", key, BranchRow(number, body.snapshot, body.step, fork, seq))

@@ -39,6 +39,13 @@ class SaveHandle:
         self._error: BaseException | None = None
         self._seen = threading.Event()  # somebody was told that it failed
 
+    @classmethod
+    def of(cls, snapshot: Snapshot, work_s: float) -> SaveHandle:
+        """The handle of a commit that is durable already."""
+        handle = cls(snapshot.step)
+        handle._finish(snapshot, None, work_s)
+        return handle
+
     def done(self) -> bool:
         """Whether the commit has ended, well or not."""
         return self._done.is_set()
@@ -78,6 +85,14 @@ class SaveHandle:
         self._seen.set()
         return self._error
 
+    def outcome(self) -> Snapshot:
+        """What `result` gives, or the failure itself; whoever asks here is not told of a failure, but fails with it."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._snapshot is not None
+        return self._snapshot
+
     def failure(self, later: Sequence[SaveHandle] = ()) -> SaveFailedError:
         """The error to raise for a failed save; `later` ones that failed too are told with it."""
         told = [self, *later]
@@ -110,9 +125,13 @@ class Background:
     Args:
         clock: monotonic seconds, for `work_s`.
         in_flight_max: how many saves may be under way.
+        name: of the thread.
     """
 
-    def __init__(self, clock: Callable[[], float], in_flight_max: int = IN_FLIGHT_MAX) -> None:
+    def __init__(
+        self, clock: Callable[[], float], in_flight_max: int = IN_FLIGHT_MAX, *, name: str = "casckpt-commit"
+    ) -> None:
+        self._name = name
         self.in_flight_max = in_flight_max
         self._clock = clock
         self._lock = threading.Condition()
@@ -137,7 +156,7 @@ class Background:
             self._queue.append((handle, work))
             self._handles.append(handle)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="casckpt-commit")  # not daemon: exit waits
+                self._thread = threading.Thread(target=self._run, name=self._name)  # not daemon: exit waits
                 self._thread.start()
 
     def _run(self) -> None:
@@ -182,6 +201,13 @@ class Background:
     def last_step(self) -> int | None:
         under_way = self.under_way()
         return under_way[-1].step if under_way else None
+
+    def forget_failures(self) -> None:
+        """Take failures up to now as told."""
+        with self._lock:
+            for handle in self._handles:
+                if handle.done():
+                    handle._seen.set()
 
     def raise_failures(self) -> None:
         """Raise the failures that nobody has seen yet, in one error.

@@ -21,7 +21,7 @@ from casckpt.errors import (
     StoreWarning,
     UnsupportedFormatError,
 )
-from casckpt.format.entry import Commit, Entry
+from casckpt.format.entry import Commit, Entry, Supersede
 from casckpt.format.snapshot import (
     NECESSITIES,
     Manifest,
@@ -99,7 +99,7 @@ def check_step(step: Any) -> int:
 
 def describe(
     entry: Entry,
-    body: Commit,
+    body: Commit | Supersede,
     snapshot: SnapshotObject,
     note: NoteRow,
     *,
@@ -335,7 +335,7 @@ class Catalog:
             entry = self._timeline.read(row.seq)
             body = entry.envelope.body
             found = snapshot_of(entry)
-            if not isinstance(body, Commit) or found is None or body.snapshot != snapshot_id:
+            if not isinstance(body, Commit | Supersede) or found is None or body.snapshot != snapshot_id:
                 raise CorruptionError(f"timeline entry {row.seq} does not hold it", seq=row.seq)
         with self._keeper.kv.read() as txn:
             note: NoteRow = get_struct(txn, "notes", snapshot_id, NoteRow) or NoteRow({}, {})

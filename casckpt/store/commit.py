@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from casckpt.codec.level import Level
 from casckpt.digest import digest
@@ -30,7 +33,7 @@ from casckpt.errors import (
     StoreWarning,
 )
 from casckpt.format import wire
-from casckpt.format.entry import Body, Commit, Entry, Envelope, decode_entry, encode_entry
+from casckpt.format.entry import Body, Commit, Entry, Envelope, Supersede, decode_entry, encode_entry
 from casckpt.format.record import CONTEXT, SNAPSHOT, RecordHeader
 from casckpt.format.snapshot import (
     SNAPSHOT_VERSION,
@@ -48,7 +51,7 @@ from casckpt.objects.writer import ObjectWriter, Written
 from casckpt.replay.ring import StoredRing
 from casckpt.storage.process import System
 from casckpt.store.catalog import Catalog, describe
-from casckpt.store.components import Added, Components, read_chunk
+from casckpt.store.components import Added, Components, Known, read_chunk
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
 from casckpt.store.wholeness import WholenessCheck
@@ -79,6 +82,8 @@ class Position:
 class Committer:
     """Commits for one store handle; used by one thread at a time."""
 
+    _is_same_step_allowed = False  # whether a step that is committed already may be published again
+
     def __init__(
         self,
         root: str,
@@ -93,6 +98,8 @@ class Committer:
         level: Level,
         chunk_size: int,
     ) -> None:
+        self.places = (root, store_id, system, timeline, keeper, catalog)
+        self.options: dict[str, Any] = {"run": run, "verify": verify, "level": level, "chunk_size": chunk_size}
         self._root = root
         self._store_id = store_id
         self._system = system
@@ -105,6 +112,31 @@ class Committer:
         self.position = Position("main")
         self.generation = 0  # of this handle; see `casckpt.store.generations`
         self._context: tuple[bytes, Context] | None = None
+
+    def note_superseded(self, old: SnapshotId, new: SnapshotId, content: Snapshot, known: Mapping[str, Known]) -> None:
+        """Take in that `new` stands in place of `old`, with components captured later than those that the position has.
+
+        What was added is inherited by the next commit, also where the position is a later step of that branch.
+
+        Args:
+            old, new: ids of two snapshots of one step.
+            content: the new one.
+            known: what was added to it, as it lies in the store.
+        """
+        position, parent = self.position, self._parent()
+        if parent is None or (parent.run, parent.branch) != (content.run, content.branch) or position.is_fork:
+            return
+        if position.snapshot == old:
+            self.position = Position(position.branch, new, position.step, content, attempts=position.attempts)
+            self._components.take_in(known)
+            return
+        newer = {
+            name: content.components[name]
+            for name in known
+            if name not in parent.components or parent.components[name].step < content.components[name].step
+        }
+        position.content = msgspec.structs.replace(parent, components={**parent.components, **newer})
+        self._components.take_in({name: known[name] for name in newer})
 
     def stand_at(self, position: Position) -> None:
         """Move to another snapshot; nothing is written."""
@@ -156,7 +188,7 @@ class Committer:
     ) -> SnapshotValue:
         added = self._components.add(draft, parent, writer, check, condemned)
         context = self._add_context(draft, writer)
-        if parent is not None and draft.step == parent.step:
+        if parent is not None and draft.step == parent.step and not self._is_same_step_allowed:
             same = self._same_step(draft, parent, added.refs)
             draft.settle({name: ref.manifest for name, ref in added.refs.items()})
             return same
@@ -172,7 +204,7 @@ class Committer:
         entry, snapshot = self._publish(draft, added, context, written, condemned)
         self._keeper.catch_up_after_commit(entry, written.rows)
         body = entry.envelope.body
-        assert isinstance(body, Commit)
+        assert isinstance(body, Commit | Supersede)
         self.position = Position(body.branch, SnapshotId(body.snapshot), draft.step, snapshot)
         self._components.stand_at(added.known, added.relations)
         draft.settle({name: ref.manifest for name, ref in added.refs.items()})
@@ -381,29 +413,10 @@ class Committer:
             head = self._head()
             self._check_generation()
             self._check_head(head)
-            position = self.position
-            snapshot = Snapshot(
-                SNAPSHOT_VERSION,
-                self._run,
-                position.branch,
-                draft.step,
-                position.snapshot or b"",
-                context,
-                added.refs,
-            )
+            snapshot = self._snapshot(draft, context, added)
             plain = encode_snapshot(snapshot)
             snapshot_id = SnapshotId(digest(plain))
-            body = Commit(
-                self._run,
-                position.branch,
-                draft.step,
-                snapshot_id,
-                head.head if head else b"",
-                written.packs,
-                draft.metrics,
-                draft.labels,
-                {name: size for name, size in added.new_bytes.items() if size},
-            )
+            body = self._body(draft, snapshot_id, head, added, written)
             header = RecordHeader(
                 kind=SNAPSHOT,
                 codec=0,
@@ -413,10 +426,31 @@ class Committer:
                 stored_size=len(plain),
                 payload_check=snapshot_id[:16],
             )
-            position.attempts.add(snapshot_id)
+            self.position.attempts.add(snapshot_id)
             entry = self.append(body, applied, [*written.inline, (header, plain)])
             if entry is not None:
                 return entry, snapshot
+
+    def _snapshot(self, draft: Draft, context: bytes, added: Added) -> Snapshot:
+        position = self.position
+        parent = position.snapshot or b""
+        return Snapshot(SNAPSHOT_VERSION, self._run, position.branch, draft.step, parent, context, added.refs)
+
+    def _body(
+        self, draft: Draft, snapshot_id: SnapshotId, head: BranchRow | None, added: Added, written: Written
+    ) -> Commit | Supersede:
+        """What the entry says of a snapshot: that it is the head of its branch from now on."""
+        return Commit(
+            self._run,
+            self.position.branch,
+            draft.step,
+            snapshot_id,
+            head.head if head else b"",
+            written.packs,
+            draft.metrics,
+            draft.labels,
+            {name: size for name, size in added.new_bytes.items() if size},
+        )
 
     def append(self, body: Body, applied: Applied, records: Sequence[tuple[RecordHeader, bytes]] = ()) -> Entry | None:
         """Try to publish an entry after `applied`; None when another writer took the number (now applied).

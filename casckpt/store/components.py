@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -159,6 +159,14 @@ class Components:
         """
         self._known = known
         self._relations = relations
+
+    def narrow(self, names: Container[str]) -> None:
+        """Forget all but these: the position has others under the other names."""
+        self._known = {name: each for name, each in self._known.items() if name in names}
+
+    def take_in(self, known: Mapping[str, Known]) -> None:
+        """Compare with these from now on, in place of what the position had under their names."""
+        self._known.update(known)
 
     def layout(self, key: str, captured: Captured) -> Layout:
         """How a component, or a segment of a ring, is cut into chunks."""

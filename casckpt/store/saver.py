@@ -9,17 +9,19 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from casckpt.errors import ConcurrentMutationError, SaveFailedError, StepOrderError
 from casckpt.format.snapshot import Context
+from casckpt.ids import SnapshotId
 from casckpt.state.capture import Captured, capture
 from casckpt.state.staging import Staging
 from casckpt.store.background import IN_FLIGHT_MAX, Background, SaveHandle
 from casckpt.store.catalog import check_step
 from casckpt.store.commit import Committer
 from casckpt.store.draft import Draft, Drafter, Options
+from casckpt.store.supersede import Superseder, check_base
 from casckpt.store.turns import Turns
 from casckpt.store.values import Snapshot
 
@@ -31,6 +33,7 @@ class Saver:
 
     Args:
         commit: commits a draft; called with the handle's turn taken.
+        announce_superseded: called before the first entry that supersedes a snapshot.
         clock: monotonic seconds.
     """
 
@@ -40,6 +43,7 @@ class Saver:
         drafter: Drafter,
         turns: Turns,
         commit: Callable[[Draft], Snapshot],
+        announce_superseded: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._committer = committer
@@ -47,6 +51,10 @@ class Saver:
         self._turns = turns
         self._commit = commit
         self.background = Background(clock)
+        self._later = Background(clock, name="casckpt-later")
+        self._superseder = Superseder.beside(
+            committer, lambda: turns.take("superseding commit", is_patient=True), announce_superseded
+        )
         self._staging: Staging | None = None
         self._lock = threading.Lock()  # one thread stages at a time
         self._staged_context: Context | None = None
@@ -55,27 +63,36 @@ class Saver:
         """Stage a commit and start it; see `Store.commit_async`."""
         started = time.perf_counter()
         with self._lock:
-            self.background.raise_failures()
+            self.raise_failures()
             _check_step_after(check_step(step), self.background.last_step())
             self.background.make_room(self._turns.timeout_s)
+            self._make_room_for(state)
             draft = self._drafter.draft(step, state, self._context_to_come(), options)
             staging = self._staging_memory()
-            previous = staging.latest()
-            try:
-                staged = staging.stage(list(draft.captured.values()))
-            except BaseException:
-                draft.settle({})
-                raise
-            finally:
-                draft.release()
+            staged = self._stage(draft, staging)
             if not draft.inherits_rest:
                 staging.keep({*draft.captured, *draft.inherit})
-            draft.previous = previous
-            draft.captured = dict(zip(draft.captured, staged, strict=True))
-            draft.is_copy = True
             self._staged_context = draft.context
             handle = SaveHandle(draft.step)
             self.background.start(handle, functools.partial(self._commit_staged, draft, staged, staging))
+            handle.stall_s = time.perf_counter() - started
+            return handle
+
+    def supersede(self, step: int, state: Mapping[str, Any], options: Options) -> SaveHandle:
+        """Stage components that join the snapshot of `step`; see `Store.supersede_async`."""
+        started = time.perf_counter()
+        with self._lock:
+            self.raise_failures()
+            pending = self.background.find(check_step(step))
+            base = check_base(step, self._committer.position) if pending is None else None
+            self._later.make_room(self._turns.timeout_s)
+            self._make_room_for(state)
+            draft = self._drafter.draft(step, state, self._context_to_come(), options)
+            staging = self._staging_memory()
+            staged = self._stage(draft, staging)
+            handle = SaveHandle(draft.step)
+            work = functools.partial(self._supersede_staged, draft, staged, staging, base, pending)
+            self._later.start(handle, work)
             handle.stall_s = time.perf_counter() - started
             return handle
 
@@ -97,7 +114,7 @@ class Saver:
         """Allocate staging memory; see `Store.reserve`."""
         with self._lock:
             if in_flight_max != self.background.in_flight_max:
-                self.background.wait()
+                self.wait()
                 self.background.in_flight_max = in_flight_max
                 self._staging = None
             captured = [capture(name, value) for name, value in state.items()]
@@ -110,6 +127,26 @@ class Saver:
     def forget(self) -> None:
         """Let go of the staging memory."""
         self._staging = None
+
+    def _make_room_for(self, components: Iterable[str]) -> None:
+        """Wait until each component has room for a copy: both kinds of saves under way may hold one."""
+        if not all(map(self._staging_memory().has_room, components)):
+            self.wait(self._turns.timeout_s)
+
+    def _stage(self, draft: Draft, staging: Staging) -> list[Captured]:
+        """Copy what a draft captured; it speaks of the copies from then on."""
+        previous = staging.latest()
+        try:
+            staged = staging.stage(list(draft.captured.values()))
+        except BaseException:
+            draft.settle({})
+            raise
+        finally:
+            draft.release()
+        draft.previous = previous
+        draft.captured = dict(zip(draft.captured, staged, strict=True))
+        draft.is_copy = True
+        return staged
 
     def _staging_memory(self) -> Staging:
         if self._staging is None:
@@ -127,6 +164,43 @@ class Saver:
         finally:
             draft.settle({})
             staging.release(staged)
+
+    def _supersede_staged(
+        self,
+        draft: Draft,
+        staged: list[Captured],
+        staging: Staging,
+        base: SnapshotId | None,
+        pending: SaveHandle | None,
+    ) -> Snapshot:
+        try:
+            if pending is not None:
+                base = SnapshotId(bytes.fromhex(pending.outcome().id))
+            assert base is not None
+            return self._superseder.supersede(draft, base)
+        finally:
+            draft.settle({})
+            staging.release(staged)
+
+    # --- all of them ---
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for everything under way."""
+        self.background.wait(timeout_s)
+        self._later.wait(timeout_s)
+
+    def raise_failures(self) -> None:
+        """Raise the failures that nobody has seen yet, in one error."""
+        try:
+            self.background.raise_failures()
+        except SaveFailedError:
+            self._later.forget_failures()  # of what would have joined a snapshot that there is not
+            raise
+        self._later.raise_failures()
+
+    def find(self, ref: Any) -> SaveHandle | None:
+        """What is under way for a step, the last of it."""
+        return self._later.find(ref) or self.background.find(ref)
 
 
 def _check_step_after(step: int, last: int | None) -> None:

@@ -32,7 +32,6 @@ from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
 from casckpt.state.peek import next_draws
 from casckpt.storage.process import System
-from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
 from casckpt.store.catalog import Catalog, check_name
 from casckpt.store.choose import Choice, Chooser
 from casckpt.store.commit import Committer
@@ -41,6 +40,7 @@ from casckpt.store.draft import Draft, Drafter, Options
 from casckpt.store.leases import Leases
 from casckpt.store.restore import Restorer
 from casckpt.store.saver import Saver
+from casckpt.store.saving import SavesInBackground
 from casckpt.store.settle import plain_labels, plain_metrics
 from casckpt.store.turns import Turns
 from casckpt.store.usage import measure
@@ -48,7 +48,7 @@ from casckpt.store.values import Branch, Context, RestoreReport, Snapshot, Stats
 from casckpt.store.verify import Progress, Verifier
 
 
-class Store:
+class Store(SavesInBackground):
     """A snapshot store opened for one run. Made by `casckpt.open`; a context manager."""
 
     def __init__(
@@ -91,8 +91,9 @@ class Store:
         )
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         self._drafter = Drafter(self._committer.stored_ring)
-        self._saver = Saver(self._committer, self._drafter, self._turns, self._commit, system.monotonic_s)
-        self._background = self._saver.background
+        self._saver = Saver(
+            self._committer, self._drafter, self._turns, self._commit, self._announce_superseded, system.monotonic_s
+        )
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())
         self._committer.generation = self._catalog.generation(run).number
@@ -149,65 +150,8 @@ class Store:
         """
         options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
         with self._writing("commit"):
-            self._background.raise_failures()
+            self._saver.raise_failures()
             return self._saver.save_now(step, state, options)
-
-    def commit_async(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        *,
-        metrics: Mapping[str, MetricValue] | None = None,
-        labels: Mapping[str, str] | None = None,
-        config: Any = None,
-        schema_version: int | None = None,
-        inherit: Sequence[str] | Literal["*"] = (),
-        drop: Sequence[str] = (),
-        necessity: Mapping[str, str] | None = None,
-        levels: Mapping[str, str] | None = None,
-        allow_pickle: bool = False,
-    ) -> SaveHandle:
-        """Copy `state` aside and commit the copy in the background; arguments as for `commit`.
-
-        When this returns, the state may change: the values committed are those of the call. Nothing is durable
-        before the handle's `result()` returns. Two saves may be under way; a third waits for the first.
-
-        Cost for the caller: one copy of the state into buffers that are kept for the next call (`stall_s`).
-
-        Raises:
-            SaveFailedError: an earlier background commit failed and nobody had asked.
-            ConcurrentMutationError: a tensor changed while it was copied.
-            Otherwise as `commit`, as far as it shows before writing.
-        """
-        options = Options(metrics, labels, config, schema_version, inherit, drop, necessity, levels, allow_pickle)
-        with self._writing("commit_async", wait=False):
-            return self._saver.save(step, state, options)
-
-    def reserve(self, state: Mapping[str, Any], *, in_flight_max: int = IN_FLIGHT_MAX) -> None:
-        """Allocate what `commit_async` needs to copy these components: its first calls are then as fast as later ones.
-
-        Args:
-            state: component name → state, as for `commit`. Nothing of it is copied.
-            in_flight_max: how many saves may be under way before `commit_async` waits; at least two copies are kept.
-
-        Cost: touching that many times the bytes of the state; held until the store is closed.
-
-        Raises:
-            UnsupportedStateError: a leaf cannot be stored; `path` names it.
-        """
-        with self._writing("reserve", wait=False):
-            self._saver.reserve({check_name(name, "component"): value for name, value in state.items()}, in_flight_max)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for all background commits.
-
-        Raises:
-            SaveFailedError: one of them failed and nobody had asked.
-            BusyError: one is still under way after `timeout_s`.
-        """
-        self._turns.check()
-        self._background.wait(timeout_s)
-        self._background.raise_failures()
 
     def _commit(self, draft: Draft) -> Snapshot:
         before = self._committer.position.snapshot
@@ -312,7 +256,7 @@ class Store:
             The state; None for a fresh start, which only a provably new run gives (see `resume_into`).
         """
         with self._writing("resume"), self._reading():
-            self._background.raise_failures()
+            self._saver.raise_failures()
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
@@ -349,7 +293,7 @@ class Store:
             Otherwise as `restore_into`.
         """
         with self._writing("resume_into"), self._reading():
-            self._background.raise_failures()
+            self._saver.raise_failures()
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
@@ -390,7 +334,7 @@ class Store:
 
     def _choose(self, ref: Any, allow_mixed: bool, schema_version: int | None) -> Choice:
         """The snapshot for a restore: one under way is waited for, everything published by now is seen."""
-        pending = self._background.find(ref)
+        pending = self._saver.find(ref)
         if pending is not None:
             pending.result()
         self._keeper.catch_up()
@@ -542,7 +486,7 @@ class Store:
     ) -> Snapshot:
         """Add metrics and labels to a snapshot; later values of a name win. Its id does not change."""
         with self._writing("annotate"):
-            pending = self._background.find(ref)
+            pending = self._saver.find(ref)
             if pending is not None:
                 pending.result()
             snapshot = self.snapshot(ref)
@@ -647,8 +591,8 @@ class Store:
         if self._turns.is_over:
             return
         try:
-            self._background.wait()
-            self._background.raise_failures()
+            self._saver.wait()
+            self._saver.raise_failures()
         finally:
             self._turns.end()
             self._keeper.close()
@@ -679,7 +623,7 @@ class Store:
         if not wait:
             yield
             return
-        self._background.wait()
+        self._saver.wait()
         with self._turns.take(what):
             yield
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from casckpt.format.entry import Commit
+from casckpt.format.entry import Commit, Supersede
 from casckpt.format.snapshot import parts_of
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object
@@ -161,7 +161,7 @@ class _Walk:
         except FLAWS:
             self.unreadable_count += 1  # `verify` says why
             return
-        if isinstance(body, Commit):
+        if isinstance(body, Commit | Supersede):
             self.named_packs |= {pack.pack_id for pack in body.packs}
         context = self._catalog.load(snapshot_id).context
         stored = self._take([ObjectId(context)]) if context else 0

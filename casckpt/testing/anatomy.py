@@ -18,7 +18,7 @@ from casckpt.codec import decode_into
 from casckpt.format import entry as entry_format
 from casckpt.format import pack as pack_format
 from casckpt.format import record as record_format
-from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Thin, decode_entry
+from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Supersede, Thin, decode_entry
 from casckpt.format.record import RecordHeader, decode_header
 from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
 from casckpt.ids import ObjectId
@@ -188,7 +188,7 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
     entry = decode_entry(data, seq, path)
     anatomy.entry_paths[seq] = path
     body = entry.envelope.body
-    lost = ObjectId(body.snapshot) if isinstance(body, Commit) else None
+    lost = ObjectId(body.snapshot) if isinstance(body, Commit | Supersede) else None
     name = f"entry {seq}"
     inline_start = min((record.offset for record in entry.records), default=len(data) - entry_format.TRAILER_SIZE)
     fields = [("magic", 8), ("number", 8), ("body size", 8), ("inline size", 8), ("store id", 16), ("check", 16)]
@@ -197,7 +197,7 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
     for i, record in enumerate(entry.records):
         _add_record(anatomy, path, f"{name} record {i}", record.offset, record.header)
     _add_fields(anatomy, path, name, len(data) - entry_format.TRAILER_SIZE, [("digest", 32)], lost)
-    if isinstance(body, Commit):
+    if isinstance(body, Commit | Supersede):
         plain = next(r.payload for r in entry.records if r.header.object_id == body.snapshot)
         anatomy.commits[ObjectId(body.snapshot)] = (seq, decode_snapshot(plain, name))
     _take_effect(anatomy, entry)
@@ -207,8 +207,10 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
 def _take_effect(anatomy: Anatomy, entry: Entry) -> None:
     """What an entry changes of those before it."""
     body = entry.envelope.body
-    if isinstance(body, Commit):
+    if isinstance(body, Commit | Supersede):
         anatomy.pack_ids.update(pack.pack_id for pack in body.packs)
+    if isinstance(body, Supersede):
+        anatomy.retired.add(ObjectId(body.replaced))
     elif isinstance(body, Retire):
         anatomy.retired.add(ObjectId(body.snapshot))
     elif isinstance(body, Prune):

@@ -314,6 +314,7 @@ class Snapshot:
     environment: dict[str, str] = field(default_factory=dict)
     schema_version: int | None = None
     is_retired: bool = False
+    noted: tuple[dict[str, Any], dict[str, str]] = field(default_factory=lambda: ({}, {}))  # by annotations
     withdrawn: set[str] = field(default_factory=set)
 
 
@@ -363,7 +364,7 @@ def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
     need({**noted, "features": {}} == {**document, "features": {}}, "casckpt.json and entry 0 differ")
     need(document["casckpt_format"] == 1 and bytes.fromhex(document["store_id"]) == store_id, "document")
     flags = {flag for each in noted.get("features", {}).values() for flag in each}
-    need(flags <= {"collected", "generations"}, "an unknown feature")
+    need(flags <= {"collected", "generations", "superseded"}, "an unknown feature")
     entries = [first]
     for path in paths[1:]:
         entry, _ = read_entry(path, store_id)
@@ -375,7 +376,7 @@ def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
 
 def _read_named_pack(path: Path, store_id: bytes, entries: list[Entry]) -> list[Record]:
     records, footer_check = read_pack(path, store_id)
-    lists = {"commit": 6, "condemn": 2}
+    lists = {"commit": 6, "supersede": 6, "condemn": 2}
     refs = [ref for entry in entries if entry.what[0] in lists for ref in entry.what[lists[entry.what[0]]]]
     if any(entry.what[0] == "condemn" and bytes.fromhex(path.name) in entry.what[1] for entry in entries):
         return []
@@ -387,19 +388,24 @@ def _read_named_pack(path: Path, store_id: bytes, entries: list[Entry]) -> list[
 
 def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: dict[bytes, bytes]) -> None:
     kind, *fields = entry.what
-    if kind == "commit":
-        run, branch, step, snapshot_id, expected, _, metrics, labels, _ = fields
-        need(store.heads.get((run, branch), b"") == expected, f"entry {entry.seq}: expected head")
+    if kind in ("commit", "supersede"):
+        run, branch, step, snapshot_id, before, _, metrics, labels, _ = fields
+        need(kind == "supersede" or store.heads.get((run, branch), b"") == before, f"entry {entry.seq}: expected head")
         inline = [record for record in entry.records if record.object_id == snapshot_id]
         need(len(inline) == 1 and (inline[0].kind, inline[0].codec) == (5, 0), f"entry {entry.seq}: snapshot record")
         found = _read_snapshot(objects, snapshot_id, entry.seq, dict(metrics), dict(labels))
         need((found.run, found.branch, found.step) == (run, branch, step), f"entry {entry.seq}: snapshot")
-        store.heads[run, branch] = snapshot_id
+        if kind == "supersede":
+            _replace(store, by_id, before, found)
+        else:
+            store.heads[run, branch] = snapshot_id
         store.snapshots.append(found)
         by_id[snapshot_id] = found
     elif kind == "annotate":
-        by_id[fields[0]].metrics.update(fields[1])
-        by_id[fields[0]].labels.update(fields[2])
+        noted = by_id[fields[0]]
+        for of_commit, later, new in zip((noted.metrics, noted.labels), noted.noted, fields[1:], strict=True):
+            of_commit.update(new)
+            later.update(new)
     elif kind == "tag":
         run, name, snapshot_id = fields
         store.tags.pop((run, name), None)
@@ -417,6 +423,21 @@ def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: di
         store.generations[run] = number
     elif kind != "condemn":  # seen to where packs are read
         need(kind == "create" and entry.seq == 0, f"entry {entry.seq}: kind {kind!r}")
+
+
+def _replace(store: Store, by_id: dict[bytes, Snapshot], replaced: bytes, found: Snapshot) -> None:
+    """`found` stands in place of the snapshot `replaced`, whose id means it from now on."""
+    old = by_id[replaced]
+    need((old.run, old.branch, old.step) == (found.run, found.branch, found.step), "supersedes another step")
+    old.is_retired = True
+    found.noted = old.noted
+    found.metrics.update(old.noted[0])
+    found.labels.update(old.noted[1])
+    head = by_id[store.heads[found.run, found.branch]]
+    if head is old or head.step <= found.step:
+        store.heads[found.run, found.branch] = found.id
+    store.tags.update({key: found.id for key, value in store.tags.items() if value == old.id})
+    by_id[replaced] = found
 
 
 def _read_snapshot(

@@ -105,7 +105,7 @@ def test_extension_codes_of_the_document_are_those_of_the_code() -> None:
 def test_entry_kinds_of_the_document_are_those_of_the_code() -> None:
     section = DOCUMENT[DOCUMENT.index("## 7.") : DOCUMENT.index("## 8.")]
     fields = {tag: rest.count(",") for tag, rest in re.findall(r'^\| `\["(\w+)"([^\]]*)\]`', section, re.MULTILINE)}
-    bodies = (entry.Create, entry.Commit, entry.Annotate, entry.Tag, entry.Retire)
+    bodies = (entry.Create, entry.Commit, entry.Supersede, entry.Annotate, entry.Tag, entry.Retire)
     bodies += (entry.Prune, entry.Thin, entry.Condemn, entry.Generation)
     assert fields == {body.__struct_config__.tag: len(body.__struct_fields__) for body in bodies}
 
@@ -208,6 +208,9 @@ EXAMPLES: dict[str, Callable[[], bytes]] = {
     "pack": example_pack,
     "entry, create": example_create,
     "entry, commit": example_commit,
+    "supersede": lambda: wire.encode(
+        entry.Supersede("main", "main", 500, CHUNK, digest(b"abc"), [], {}, {}, {"replay": 16})
+    ),
     "annotate": lambda: wire.encode(entry.Annotate(CHUNK, {"return": 13.0}, {})),
     "tag": lambda: wire.encode(entry.Tag("main", "best", CHUNK)),
     "retire": lambda: wire.encode(entry.Retire(CHUNK)),

@@ -210,8 +210,17 @@ def commit(**fields: Any) -> entry.Commit:
     return entry.Commit(**values)
 
 
+def supersede(**fields: Any) -> entry.Supersede:
+    values = {
+        "run": "main", "branch": "main", "step": 1, "snapshot": ID, "replaced": OTHER, "packs": [], "metrics": {},
+        "labels": {}, "new_bytes": {}, **fields,
+    }  # fmt: skip
+    return entry.Supersede(**values)
+
+
 def test_every_kind_of_entry_comes_back() -> None:
     bodies = [
+        supersede(), supersede(step=0, metrics={"a": 1.5}, new_bytes={"replay": 1}),
         entry.Create(b"{}"), commit(), commit(step=(1 << 63) - 1, expected_head=OTHER, metrics={"a": 1.5, "b": "x"}),
         entry.Annotate(ID, {"a": True}, {"b": "c"}), entry.Tag("main", "good", ID), entry.Tag("main", "good", b""),
         entry.Retire(ID), commit(packs=[entry.PackRef(PACK, (1 << 64) - 1, bytes(16))], run="é" * 100),
@@ -226,6 +235,8 @@ def test_every_kind_of_entry_comes_back() -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        supersede(step=-1), supersede(replaced=b""), supersede(replaced=b"x"), supersede(snapshot=b""),
+        supersede(run=""), supersede(branch="\n"), supersede(packs=[entry.PackRef(b"p", 1, bytes(16))]),
         commit(step=-1), commit(step=1 << 63), commit(step=(1 << 64) - 1), commit(run=""), commit(run="a\0b"),
         commit(run="x" * 201), commit(run="é" * 101), commit(branch=""), commit(branch="\n"), commit(branch="x" * 1000),
         commit(snapshot=b""), commit(snapshot=b"x" * 31), commit(expected_head=b"x"),
