@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.corpora import _control, _dqn, _finetune, _league, _pixels, _sac, _synthetic
+from benchmarks.corpora import _control, _dqn, _finetune, _league, _pixels, _replay, _sac, _synthetic
 from benchmarks.corpora._series import Compose, Recorder, Series, read_marker, tensor_bytes, write_marker
 
 SEED = 1
@@ -53,6 +53,8 @@ RECIPES: dict[str, Recipe] = {
     "E": Recipe(_sac.train, _sac.SacConfig(), _sac.quick(64)),
     "E-1": Recipe(_sac.train, _sac.SacConfig(steps_apart=1), _sac.quick(1)),
     "F": Recipe(_league.train, _league.LeagueConfig(), _league.QUICK),
+    "R-clean": Recipe(_replay.train, _replay.ReplayConfig(), _replay.quick("seaquest"), _replay.compose),
+    "R-camera": Recipe(_replay.train, _replay.ReplayConfig(None, commit_count=6), _replay.quick(None), _replay.compose),
     "S": Recipe(_synthetic.train, _synthetic.SyntheticConfig(), _synthetic.QUICK, _synthetic.compose),
 }
 NAMES: tuple[str, ...] = tuple(RECIPES)

@@ -28,11 +28,12 @@ from benchmarks.corpora._survey import changes
 
 HAS_GAMES = importlib.util.find_spec("ale_py") is not None
 # Steps between commits, by hand from the table in benchmarks/corpora; C's are smaller in miniature.
-STEPS_APART = {"A": 1, "B": 1, "C": 6, "E": 64, "E-1": 1, "F": 1, "S": 1} | {
+STEPS_APART = {"A": 1, "B": 1, "C": 6, "E": 64, "E-1": 1, "F": 1, "S": 1, "R-clean": 4, "R-camera": 4} | {
     f"D-{variant}-{apart}": apart for variant in ("fp32", "bf16", "bf16-fp32", "lora") for apart in (1, 4)
 }
+PLAYED = ("B", "C", "R-clean")
 EVERY_NAME = [
-    pytest.param(name, marks=pytest.mark.skipif(name in "BC" and not HAS_GAMES, reason="ale-py is not installed"))
+    pytest.param(name, marks=pytest.mark.skipif(name in PLAYED and not HAS_GAMES, reason="ale-py is not installed"))
     for name in STEPS_APART
 ]
 
@@ -308,6 +309,18 @@ def test_stacks_hold_four_pictures_and_none_of_an_earlier_episode() -> None:
         [0, 15, 16, 17],
     ]
     assert bool((found == found[:, :, :1, :1]).all())
+
+
+@pytest.mark.parametrize("name", [pytest.param("R-clean", marks=EVERY_NAME[1].marks), "R-camera"])
+def test_every_picture_of_a_replay_series_is_in_four_rows(name: str, folder: str) -> None:
+    series = corpora.build(name, folder, quick=True)
+    before, ring = (series.state(index)["ring"]["observations"] for index in (0, 1))
+    assert (before != ring).flatten(1).any(1).nonzero()[:, 0].tolist() == [0, 1, 2, 3]  # 64 rows, then 4 more
+    rows = ring.roll(-4, 0)  # oldest first
+    follows = (rows[1:, :3] == rows[:-1, 1:]).flatten(1).all(1)
+    is_first = (rows[1:, :3] == 0).flatten(1).all(1)
+    assert bool((follows | is_first).all())
+    assert len({row.numpy().tobytes() for row in rows[:, 3]}) > 50
 
 
 @pytest.mark.skipif(not HAS_GAMES, reason="ale-py is not installed")
