@@ -16,7 +16,7 @@ from casckpt.integrations.gymnasium.adapters import register_env_adapter
 
 def register() -> None:
     """Make the adapter known."""
-    register_env_adapter(ale_py.ALEInterface, _capture, _restore, check=_check)
+    register_env_adapter(ale_py.ALEInterface, _capture, _restore, check=_check, gives_copies=True)
 
 
 def _capture(ale: Any) -> bytes:

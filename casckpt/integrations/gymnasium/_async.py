@@ -29,7 +29,7 @@ from casckpt.integrations.gymnasium.walk import EnvWalk
 
 def register() -> None:
     """Make the adapter known."""
-    register_env_adapter(AsyncVectorEnv, _capture, _restore, check=_check, find=_find)
+    register_env_adapter(AsyncVectorEnv, _capture, _restore, check=_check, find=_find, gives_copies=True)
 
 
 class Capturable(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -122,7 +122,7 @@ def _workers(venv: Any) -> list[Any]:
 
 
 def _capture(venv: Any) -> dict[str, Any]:
-    spaces = EnvWalk().node({name: getattr(venv, name) for name in SPACES}, "spaces")
+    spaces = EnvWalk(copies=True).node({name: getattr(venv, name) for name in SPACES}, "spaces")
     return {"workers": _workers(venv), "spaces": spaces}
 
 

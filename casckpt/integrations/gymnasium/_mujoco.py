@@ -11,7 +11,6 @@ is connected with what, and must be equal.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mujoco  # type: ignore[import-untyped]
@@ -34,8 +33,8 @@ _FOR_THE_EYE = ("tex_", "mat_", "skin_", "light_", "vis")
 
 def register() -> None:
     """Make the adapters known."""
-    register_env_adapter(mujoco.MjData, _capture_data, _restore_data, check=_check_data)
-    register_env_adapter(mujoco.MjModel, _capture_model, _restore_model, check=_check_model)
+    register_env_adapter(mujoco.MjData, _capture_data, _restore_data, check=_check_data, gives_copies=True)
+    register_env_adapter(mujoco.MjModel, _capture_model, _restore_model, check=_check_model, gives_copies=True)
     try:
         from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
     except ImportError:  # without imageio Gymnasium has no renderer, and no MuJoCo environments
@@ -48,17 +47,24 @@ class _Fields(NamedTuple):
     arrays: list[Any]
 
 
-@lru_cache(maxsize=16)
-def _names_of(kind: Any) -> tuple[str, ...]:
+def _names_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if not name.startswith("_") and not callable(getattr(kind, name)))
+
+
+_array_names: dict[tuple[type, str, tuple[str, ...]], list[str]] = {}
 
 
 def _fields(struct: Any, kinds: str, without: tuple[str, ...]) -> _Fields:
     """The non-empty arrays of these dtype kinds, by name."""
+    key = type(struct), kinds, without
+    if key not in _array_names:
+        values = {name: getattr(struct, name) for name in _names_of(type(struct)) if not name.startswith(without)}
+        is_array = {name: isinstance(value, np.ndarray) and value.dtype.kind in kinds for name, value in values.items()}
+        _array_names[key] = [name for name in values if is_array[name]]
     found = _Fields([], [])
-    for name in _names_of(struct.__class__):
-        value = None if name.startswith(without) else getattr(struct, name)
-        if isinstance(value, np.ndarray) and value.size and value.dtype.kind in kinds:
+    for name in _array_names[key]:
+        value = getattr(struct, name)
+        if value.size:
             found.names.append(name)
             found.arrays.append(value)
     return found
@@ -126,7 +132,7 @@ def _topology(model: Any) -> _Fields:
 
 
 def _options(model: Any) -> dict[str, Any]:
-    options = {name: getattr(model.opt, name) for name in _names_of(model.opt.__class__)}
+    options = {name: getattr(model.opt, name) for name in _names_of(type(model.opt))}
     return {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
 
 

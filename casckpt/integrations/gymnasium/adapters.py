@@ -25,6 +25,7 @@ class Adapter:
     restore: Callable[[Any, Any], None]
     check: Callable[[Any, Any], None] | None = None
     find: Callable[[Any, str], list[Finding]] | None = None
+    gives_copies: bool = False
 
 
 _adapters: dict[type, Adapter | None] = {}
@@ -40,6 +41,7 @@ def register_env_adapter(
     *,
     check: Callable[[Any, Any], None] | None = None,
     find: Callable[[Any, str], list[Finding]] | None = None,
+    gives_copies: bool = False,
 ) -> None:
     """Say how objects of a class, and of its subclasses, are captured wherever an environment holds one.
 
@@ -49,13 +51,14 @@ def register_env_adapter(
         restore: `restore(object, state)`: puts it into a live object of the class.
         check: `check(object, state)`: raises `MismatchError` when the state does not fit, before anything is touched.
         find: `find(state, path)`: findings about what the state lacks, for reports.
+        gives_copies: what `capture` returns is changed by nobody afterwards; otherwise it is copied.
 
     Raises:
         InvalidInputError: `kind` is no class.
     """
     if not isinstance(kind, type):
         raise InvalidInputError(f"register_env_adapter: expected a class, got {kind!r:.80}. Give the class itself.")
-    _adapters[kind] = Adapter(capture, restore, check, find)
+    _adapters[kind] = Adapter(capture, restore, check, find, gives_copies)
 
 
 def leave_out(kind: type) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import io
 import logging
 import multiprocessing.process
@@ -145,7 +144,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 def _spaces_of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """Spaces are often attributes of the class; their generators are state all the same."""
     for name in SPACES:
-        space = inspect.getattr_static(kind, name, None)
+        space = next((each.__dict__[name] for each in kind.__mro__ if name in each.__dict__), None)
         if isinstance(space, gymnasium.Space):
             yield name, space
 

@@ -19,7 +19,7 @@ from casckpt.integrations.gymnasium._async import Capturable
 from casckpt.integrations.gymnasium.nodes import Finding
 from casckpt.integrations.gymnasium.parts import parts_of, tree_of
 from casckpt.integrations.gymnasium.put import Put, first_difference
-from casckpt.integrations.gymnasium.walk import EnvWalk
+from casckpt.integrations.gymnasium.walk import EnvWalk, overlapping
 from casckpt.state.differences import mismatch
 
 VERSION = 1
@@ -89,7 +89,7 @@ class EnvState:
         Raises:
             UnsupportedStateError: something cannot be captured (`paths` names all of it), and `strict` is true.
         """
-        walk = EnvWalk()
+        walk = EnvWalk(copies=True)
         tree = walk.node(self.env, "env")
         if walk.missing and self.strict:
             shown = "; ".join(map(str, walk.missing[:_SHOWN_MAX]))
@@ -101,9 +101,9 @@ class EnvState:
                 path=walk.missing[0].path,
                 paths=[finding.path for finding in walk.missing],
             )
-        not_captured = [str(finding) for finding in walk.missing]
-        state = {"version": VERSION, "env": tree, "not_captured": not_captured}
-        return tree_of(parts_of(state))  # type: ignore[no-any-return]
+        if overlapping(walk.arrays):  # a store keeps what they share
+            tree = tree_of(parts_of(EnvWalk().node(self.env, "env")))
+        return {"version": VERSION, "env": tree, "not_captured": [str(finding) for finding in walk.missing]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put a state into the live environment, and read it back.
@@ -127,7 +127,7 @@ class EnvState:
         if putting.differences:
             raise mismatch(putting.differences)
         putting.put(stored, self.env, "env")
-        path = first_difference(state["env"], tree_of(parts_of(EnvWalk().node(self.env, "env"))), "env")
+        path = first_difference(state["env"], EnvWalk().node(self.env, "env"), "env")
         if path:
             raise MismatchError(
                 f"{path}: read back after the restore, it is not what was stored. Its class changes what it is given; "

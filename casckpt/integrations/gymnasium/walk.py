@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -36,7 +37,9 @@ from casckpt.integrations.gymnasium.kinds import (
     process_local,
 )
 from casckpt.integrations.gymnasium.nodes import Adapted, Finding, Held, Layer, Left, Same, Stack
+from casckpt.integrations.gymnasium.parts import parts_of, tree_of
 from casckpt.state import rng
+from casckpt.state._numpy import describe, dtype_name
 from casckpt.state.walk import is_namedtuple, type_name
 
 OBJECTS_MAX = 20_000  # an environment that reaches more objects holds on to something else, a trainer or a data set
@@ -57,14 +60,20 @@ _DRAWING = frozenset(
 class EnvWalk:
     """Walks one environment. Afterwards the lists are complete.
 
+    The tree refers to live arrays and generators, unless `copies` is true; then it holds copies of its own, each array
+    for itself (see `overlapping`).
+
     Attributes:
         captured: paths of leaves, generators and adapted objects.
         constructed: what the constructor makes again.
         missing: what is state, or may be, and cannot be captured.
         unseeded: generators that nobody has seeded yet; the first draw will seed them from the system's entropy.
+        arrays: the live arrays and tensors in the tree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies: bool = False) -> None:
+        self.copies = copies
+        self.arrays: list[Any] = []
         self.captured: list[str] = []
         self.constructed: list[Finding] = []
         self.missing: list[Finding] = []
@@ -82,9 +91,12 @@ class EnvWalk:
         if id(value) in self._met:
             return Same(self._met[id(value)])
         self._meet(value, path)
-        if rng.kind_of(value) is not None or self._is_array(value) or is_set_of_plain(value):
+        kind, is_array = rng.kind_of(value), self._is_array(value)
+        if kind is not None or is_array or is_set_of_plain(value):
             self.captured.append(path)
-            return value
+            if is_array:
+                self.arrays.append(value)
+            return self._copied(value, kind) if self.copies else value
         if type(value) in SEQUENCES:
             return self._row(value, path)
         if type(value) in MAPPINGS and has_storable_keys(value):
@@ -103,14 +115,27 @@ class EnvWalk:
 
     @staticmethod
     def _is_array(value: Any) -> bool:
-        return (type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject) or is_tensor(value)
+        if type(value) not in (np.ndarray, np.memmap):
+            return is_tensor(value)
+        try:
+            return bool(dtype_name(value.dtype))
+        except ValueError:  # objects, and dtypes that are not stored
+            return False
+
+    @staticmethod
+    def _copied(value: Any, kind: str | None) -> Any:
+        if kind is not None:
+            return rng.make(kind, rng.tree_of(kind, value))
+        if isinstance(value, np.ndarray):
+            return np.array(value, order="K")
+        return value.detach().clone() if is_tensor(value) else type(value)(value)
 
     # --- containers ---
 
     def _row(self, value: Any, path: str) -> Any:
         if all(type(item) in PLAIN for item in value):
             self.captured.append(path)
-            return value
+            return value.copy() if self.copies and type(value) is not tuple and hasattr(value, "copy") else value
         items = [self.node(item, f"{path}[{position}]") for position, item in enumerate(value)]
         if is_namedtuple(value):
             return type(value)(*items)
@@ -152,6 +177,8 @@ class EnvWalk:
 
     def _adapt(self, value: Any, path: str, adapter: Any) -> Adapted:
         state = adapter.capture(value)
+        if self.copies and not adapter.gives_copies:
+            state = tree_of(parts_of(state))
         self.captured.append(path)
         if adapter.find is not None:
             self.missing += adapter.find(state, path)
@@ -200,6 +227,14 @@ class EnvWalk:
 def is_left_out(name: str, value: Any) -> bool:
     """Whether an attribute that a capture did not meet would have been left out of it."""
     return name in BOOKKEEPING or isinstance(EnvWalk().node(value, name), Left)
+
+
+def overlapping(arrays: list[Any]) -> bool:
+    """Whether some of these share memory, so that copies of each for itself would not."""
+    if any(map(is_tensor, arrays)):
+        return True
+    extents = sorted((low or 0, high) for _, low, high, _, _ in map(describe, arrays) if high)
+    return any(start < stop for (_, stop), (start, _) in pairwise(extents))
 
 
 def layers_of(env: Any, path: str) -> Iterator[tuple[Any, str]]:
