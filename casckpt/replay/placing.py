@@ -18,7 +18,7 @@ from casckpt.replay.contract import Position, RowSource, Wanted
 from casckpt.replay.ring import Ring
 from casckpt.replay.view import allocate, piece_row_count
 from casckpt.state.differences import Difference, mismatch
-from casckpt.state.inplace import direct_memory
+from casckpt.state.inplace import direct_memory, note_written
 
 
 class Placing:
@@ -105,6 +105,7 @@ class Placing:
                     memory[name] = direct
             wanted.append(Wanted(start, stop, memory))
         self._source.read(wanted)
+        note_written([columns[name] for name, each in self._source.columns.items() if each.kind == "torch"])
         for start, stop, name in staged:
             self._copy(start, stop, name, columns[name])
 

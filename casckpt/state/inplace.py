@@ -55,6 +55,14 @@ def direct_memory(live: Any, kind: str) -> memoryview | None:
     return None if is_locked else window(low, high - low, writable=True)
 
 
+def note_written(tensors: list[Any]) -> None:
+    """Let torch know that the memory of these tensors was written past it."""
+    if tensors:
+        from casckpt.state import _torch
+
+        _torch.note_written(tensors)
+
+
 def find_sharing(structure: Structure, entries: list[LiveLeaf]) -> list[Sharing]:
     """Where live memory is shared otherwise than the stored one."""
     starts, _, _ = merge_extents([entry.extent for entry in entries])

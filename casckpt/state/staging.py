@@ -85,8 +85,8 @@ class _Slot:
         if "torch" in sys.modules:
             from casckpt.state import _torch
 
-            sources = [(address, size) for _, address, size in runs]
-            return _torch.pieces([(to, size) for to, _, size in runs]), _torch.pieces(sources)
+            sources = [(address, size, address % 16 == 0) for _, address, size in runs]
+            return _torch.pieces([(to, size, at % 16 == 0) for to, at, size in runs]), _torch.pieces(sources)
         return [window(to, size, writable=True) for to, _, size in runs], [window(at, size) for _, at, size in runs]
 
     def _copy_stepwise(self, blocks: Blocks, block: int) -> None:
