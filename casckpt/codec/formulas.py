@@ -31,6 +31,8 @@ import numpy as np
 from casckpt.codec.lanes import Array
 from casckpt.codec.models import (
     ADAM_WEIGHT,
+    AVERAGE,
+    DRIFTING_AVERAGE,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
@@ -300,6 +302,38 @@ def _step(variant: int, before: Array, direction: Array, step: Any, out: Array, 
         np.add(before, change, out=out)
 
 
+# --- averages of weights ---
+
+
+def _average(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
+    """`w' = keep·w + share·s`, or `w + share·(s - w)`. Operands w, s."""
+    before, source = inputs
+    keep, share = map(np.float32, formula.constants)
+    kept, change, _ = scratch.single
+    if formula.variant in (2, 3):
+        np.subtract(source, before, out=change)
+        _step(formula.variant - 2, before, change, share, out, scratch)
+        return
+    np.multiply(before, keep, out=kept)
+    if formula.variant == 4:
+        _round_to_bf16(kept, change)
+    if formula.variant == 0:
+        _multiply_add(source, share, kept, out, scratch)
+    else:
+        np.multiply(source, share, out=change)
+        np.add(kept, change, out=out)
+
+
+def _drifting_average(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
+    """`w' = keep·w + old·s + share·s'`: several steps, in which the source went from s to s'. Operands w, s, s'."""
+    before, old_source, source = inputs
+    keep, old, share = map(np.float32, formula.constants)
+    kept, moved, _ = scratch.single
+    np.multiply(before, keep, out=kept)
+    _multiply_add(old_source, old, kept, moved, scratch)
+    _multiply_add(source, share, moved, out, scratch)
+
+
 # --- rounding, and arithmetic ---
 
 
@@ -338,6 +372,15 @@ def _round_to_bf16(values: Array, spare: Array) -> None:
 def _upper_half(values: Array) -> Array:
     bits: Array = values.view(np.uint32) >> np.uint32(16)
     return bits.astype(np.uint16)
+
+
+def floats(items: Array) -> Array:
+    """Operands' or a chunk's items as float32: themselves, or bf16 widened to a copy."""
+    if items.itemsize == 4:
+        return items.view(_SINGLE)
+    wide = np.empty(len(items), np.float32)
+    _widen(items, wide)
+    return wide
 
 
 def _widen(bf16: Array, out: Array) -> None:
@@ -385,4 +428,6 @@ KINDS = {
     ROUNDING: Kind("rounding", 1, (), (), (0,), _copy, roundings=(ROUND_BF16, ROUND_FP16), operand_sizes=(4,)),
     MOMENTUM_WEIGHT: Kind("momentum weight", 2, (_STEP,), (0, 1), (1,), _momentum_weight, _WEIGHT_FLOOR),
     NESTEROV_WEIGHT: Kind("Nesterov weight", 3, (_STEP, _FACTOR), (0, 1), (1,), _nesterov_weight, _WEIGHT_FLOOR),
+    AVERAGE: Kind("average", 2, (_FACTOR, _FACTOR), (0, 1, 2, 3), (3, 4), _average, _WEIGHT_FLOOR),
+    DRIFTING_AVERAGE: Kind("drifting average", 3, (_STEP, _STEP, _STEP), (0,), (0,), _drifting_average, _WEIGHT_FLOOR),
 }

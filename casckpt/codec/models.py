@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SECOND_MOMENT, ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, MOMENTUM_WEIGHT, NESTEROV_WEIGHT = 1, 2, 3, 4, 5, 6
+AVERAGE, DRIFTING_AVERAGE = 7, 8
+NEAR = 0  # no formula: what it names is the base of a difference (codec 4), and the number is in no record
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,9 @@ class Model:
     * ROUNDING (the float32 number): none
     * MOMENTUM_WEIGHT (w, buffer'): -lr
     * NESTEROV_WEIGHT (w, buffer, buffer'): -lr, momentum
+    * AVERAGE (w, source'): share of w, share of the source; or none: they are solved for on a sample
+    * NEAR (another leaf): none
+    * DRIFTING_AVERAGE (w, source, source'): the share of each; or none
     """
 
     kind: int

@@ -26,18 +26,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casckpt.codec import choose, difference, raw, zstd
+from casckpt.codec import averages, choose, difference, raw, zstd
 from casckpt.codec.contract import DIFFERENCE, PREDICTION, Buffer, Decoder, Encoded, Hint, damaged
 from casckpt.codec.forms import BASE_ID_SIZE, decode_part, encode_part, integers_in, plan_part, proven, size_of
-from casckpt.codec.formulas import KINDS, Formula, find_gradient, itemsize_of, predict
+from casckpt.codec.formulas import KINDS, Formula, find_gradient, floats, itemsize_of, predict
 from casckpt.codec.lanes import Array
-from casckpt.codec.models import Model
+from casckpt.codec.models import AVERAGE, DRIFTING_AVERAGE, Model
 from casckpt.codec.registry import decode_into
 from casckpt.errors import InvalidInputError
 
 BASE_COUNT_MAX = 16
 
 _SAMPLE_COUNT, _SAMPLE_SLICES = 4096, 4  # items that a trial evaluates, and from how many places
+_SOLVED_KINDS = (AVERAGE, DRIFTING_AVERAGE)  # models of these may leave their constants to be found
+_APPROXIMATE = 0.1  # share of the chunk from which solved constants are a fit, which the next chunk has another of
 _SAMPLE_CREDIT = 0.95  # a sample carries as many Huffman tables as the chunk
 
 _HEAD = struct.Struct("<BBB")
@@ -69,6 +71,7 @@ class _Plan:
     residual: difference.Plan
     gradient: choose.Plan | None = None
     ratio: float = 0.0  # parameters and payload, as a share of the chunk
+    solved: tuple[float, ...] | None = None  # constants that the model left to be found
 
 
 def encode_prediction(
@@ -156,13 +159,13 @@ def _recall(models: Sequence[Model], itemsize: int, hint: Hint | None) -> _Plan 
     plan = hint.recall() if hint is not None else None
     if not isinstance(plan, _Plan) or (plan.kind, plan.residual.itemsize) != (models[0].kind, itemsize):
         return None
-    if plan.model >= len(models):
+    if plan.model >= len(models) or (plan.solved and plan.ratio > _APPROXIMATE):
         return None
     return plan if _is_within_bounds(_formula(models[plan.model], plan)) else None
 
 
 def _formula(model: Model, plan: _Plan) -> Formula:
-    return Formula(model.kind, plan.variant, plan.rounding, model.constants)
+    return Formula(model.kind, plan.variant, plan.rounding, plan.solved or model.constants)
 
 
 def _is_within_bounds(formula: Formula) -> bool:
@@ -181,7 +184,7 @@ def _try_formulas(items: Array, models: Sequence[Model], operands: Sequence[Arra
     places = _places(len(items))
     expected, inputs = items[places], [operand[places] for operand in operands]
     best: tuple[int, _Plan, Array] | None = None
-    for plan in _variants(models, items.itemsize):
+    for plan in _variants(models, expected, inputs):
         predicted = np.empty_like(expected)
         _predict(_formula(models[plan.model], plan), inputs, expected, predicted)
         hits = int(np.count_nonzero(predicted == expected))
@@ -190,16 +193,24 @@ def _try_formulas(items: Array, models: Sequence[Model], operands: Sequence[Arra
     return None if best is None else _estimate(models, best[1], expected, inputs)
 
 
-def _variants(models: Sequence[Model], itemsize: int) -> list[_Plan]:
+def _variants(models: Sequence[Model], expected: Array, inputs: Sequence[Array]) -> list[_Plan]:
     kind = KINDS[models[0].kind]
-    variants = kind.variants if itemsize == 4 else kind.narrow_variants
+    variants = kind.variants if expected.itemsize == 4 else kind.narrow_variants
     plans = [
-        _Plan(models[0].kind, number, variant, rounding, difference.Plan(itemsize))
-        for number in range(len(models))
+        _Plan(models[0].kind, number, variant, rounding, difference.Plan(expected.itemsize), solved=solved)
+        for number, model in enumerate(models)
+        for solved in _solutions(model, expected, inputs)
         for rounding in kind.roundings
         for variant in variants
     ]
     return [plan for plan in plans if _is_within_bounds(_formula(models[plan.model], plan))]
+
+
+def _solutions(model: Model, expected: Array, inputs: Sequence[Array]) -> Sequence[tuple[float, ...] | None]:
+    """What the constants of a model that has none may be; None: it has them."""
+    if model.constants or model.kind not in _SOLVED_KINDS:
+        return (None,)
+    return averages.solve(floats(expected), [floats(each) for each in inputs])
 
 
 def _places(count: int) -> Array | slice:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from casckpt.codec.contract import PREDICTION, Encoded
 from casckpt.codec.level import COST_MAX, DEPTH_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
-from casckpt.codec.models import Model
+from casckpt.codec.models import NEAR, Model
 from casckpt.digest import digest
 from casckpt.errors import ConcurrentMutationError
 from casckpt.format.record import CODEC_RAW
@@ -253,19 +253,26 @@ class _Batch:
         task, bases = self._tasks[at], self._bases
         if bases is None or not task.predictions:
             return None
-        ceiling = task.memory.ceiling(task.size, min(task.memory.difference_share, 1 - task.limits.gain_min))
         best, held, failed = None, None, []
         for number in self._candidates(at):
             inputs = self._inputs(at, number, bases) if self._is_predictable(at, number, bases) else None
             if inputs is None:
                 continue  # not now: that says nothing of whether it would hold
-            outcome = self._predict(at, number, inputs, ceiling if best is None else _stored_size(best))
+            ceiling = self._ceiling(task, number) if best is None else _stored_size(best)
+            outcome = self._predict(at, number, inputs, ceiling)
             if outcome is not None:
                 best, held = outcome, task.predictions[number].key
             elif best is None:
                 failed.append(task.predictions[number].key)
         task.memory.learn_predictions(held, _stored_size(best) / task.size if best else 1.0, failed)
         return best
+
+    def _ceiling(self, task: ChunkTask, number: int) -> int:
+        """Bytes that a prediction must stay under. What is nearer to another leaf than to its past has jumped: what
+        differences to the past took says nothing."""
+        has_jumped = task.predictions[number].models[0].kind == NEAR
+        difference_share = 1.0 if has_jumped else task.memory.difference_share
+        return task.memory.ceiling(task.size, min(difference_share, 1 - task.limits.gain_min))
 
     def _inputs(self, at: int, number: int, bases: Bases) -> _Inputs | None:
         """What a chunk is predicted from, unless something is missing or it would cost too much."""
@@ -289,17 +296,24 @@ class _Batch:
                 standings.append(standing)
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
-        depth, cost = inherit(standings, self._extra(at, number, bases), prediction_cost(prediction.models[0].kind))
+        kind = prediction.models[0].kind
+        extra = standings if kind == NEAR else self._extra(at, number, bases)
+        depth, cost = inherit(standings, extra, prediction_cost(kind))
         if cost > task.limits.cost_max or depth > DEPTH_MAX:
             return None
         return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
 
     def _predict(self, at: int, number: int, inputs: _Inputs, ceiling: int) -> Outcome | None:
+        from casckpt.codec.difference import encode_difference
         from casckpt.codec.prediction import encode_prediction
 
         task, prediction = self._tasks[at], self._tasks[at].predictions[number]
         hint = task.memory.prediction_hint(prediction.key)
-        form = encode_prediction(self._plains[at], prediction.models, inputs.operands, hint, ceiling=ceiling)
+        if prediction.models[0].kind == NEAR:
+            ((base,),) = (operand.chunks for operand in inputs.operands)
+            form = encode_difference(self._plains[at], base, task.itemsize, hint, ceiling=ceiling)
+        else:
+            form = encode_prediction(self._plains[at], prediction.models, inputs.operands, hint, ceiling=ceiling)
         if form is None or form.rejected is not None:
             return None
         self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)

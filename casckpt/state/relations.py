@@ -47,6 +47,7 @@ CANDIDATE_COUNT_MAX = 4  # of one leaf in one optimizer; each costs a trial
 _SINGLE = ("float32", "<f4")
 _BRAIN = ("bfloat16",)
 _HALF = ("bfloat16", "float16", "<f2")
+_FLOATS = {_SINGLE: 4, _BRAIN: 2, ("float16", "<f2"): 2, ("float64", "<f8"): 8}  # with their item sizes
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
@@ -67,6 +68,16 @@ class Relation(NamedTuple):
 
 
 Form = tuple[tuple[int, ...], "tuple[int, ...] | None"]  # shape and strides
+
+
+class Twins(NamedTuple):
+    """Large leaves of one form and dtype: any of them may be near another."""
+
+    places: list[Place]
+    itemsize: int
+    can_average: bool  # the codec averages float32 and bf16
+
+
 SlotKey = tuple[int, int]  # optimizer, slot
 
 
@@ -85,6 +96,7 @@ class _Survey(NamedTuple):
     optimizers: list[OptimizerTree]
     rows: dict[SlotKey, list[_Row]]
     copies: dict[Place, list[Relation]]
+    twins: list[Twins]
 
 
 class Relations:
@@ -94,10 +106,26 @@ class Relations:
         self._survey = survey
         self._numbers = numbers  # steps by SlotKey, rates by ("lr", optimizer, group)
         self._found: dict[Place, list[Relation]] = defaultdict(list)
+        self.sketches: dict[Place, Any] = {}  # of leaves that may be near others (`state.near`)
 
     def of(self, component: str, block: int) -> Sequence[Relation]:
         """Candidates for one block; none where nothing is known."""
         return self._found.get(Place(component, block), ())
+
+    def add(self, target: Place, relation: Relation) -> None:
+        """One more candidate for a block."""
+        self._found[target].append(relation)
+
+    @property
+    def twins(self) -> list[Twins]:
+        """Large leaves by form, of forms that several have."""
+        return self._survey.twins
+
+    def sketches_of(self, captured: Mapping[str, Described]) -> dict[Place, Any]:
+        """The sketches of components that still have the structure that they had here."""
+        structures = {name: each.structure for name, each in captured.items()}
+        changed = _changed(self._survey.structures, structures)
+        return {place: each for place, each in self.sketches.items() if place.component in structures.keys() - changed}
 
     def __iter__(self) -> Iterator[Place]:
         """The blocks that have relations."""
@@ -167,7 +195,7 @@ def _make_survey(structures: dict[str, Structure], scalars: _Scalars) -> _Survey
         for name, structure in structures.items()
         for optimizer in find_optimizers(name, structure, scalars[name])
     ]
-    survey = _Survey(structures, optimizers, {}, defaultdict(list))
+    survey = _Survey(structures, optimizers, {}, defaultdict(list), _find_twins(structures))
     kept = _leaves_of(optimizers, None)
     leaves = [
         {name: _by_form(structure, dtypes, kept[name]) for name, structure in structures.items()}
@@ -185,6 +213,21 @@ def _make_survey(structures: dict[str, Structure], scalars: _Scalars) -> _Survey
     masters = {name: _by_form(structure, _SINGLE, moments_of[name]) for name, structure in structures.items()}
     _match_copies(survey, masters, moments_of)
     return survey
+
+
+def _find_twins(structures: dict[str, Structure]) -> list[Twins]:
+    """Float leaves that fill a large block, by dtype and form, of all components."""
+    found: dict[tuple[int, Form], dict[Place, None]] = defaultdict(dict)
+    for number, dtypes in enumerate(_FLOATS):
+        for name, structure in structures.items():
+            for form, blocks in _by_form(structure, dtypes, set()).items():
+                found[number, form].update(dict.fromkeys(Place(name, block) for block in blocks))
+    return [
+        Twins(list(places), _FLOATS[dtypes], dtypes in (_SINGLE, _BRAIN))
+        for (number, _), places in found.items()
+        if len(places) > 1
+        for dtypes in [list(_FLOATS)[number]]
+    ]
 
 
 def _leaves_of(optimizers: list[OptimizerTree], names: Sequence[str] | None) -> dict[str, set[int]]:

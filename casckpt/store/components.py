@@ -37,6 +37,7 @@ from casckpt.objects.writer import ObjectWriter
 from casckpt.replay.ring import StoredRing
 from casckpt.replay.segments import Node
 from casckpt.state.capture import Captured
+from casckpt.state.near import find_near
 from casckpt.state.relations import Relations, find_relations
 from casckpt.store.catalog import Catalog
 from casckpt.store.draft import Draft
@@ -341,7 +342,9 @@ class Components:
         if sum(plan.layout.payload_size for plan in plans.values()) < PREDICTED_SIZE_MIN:
             return None
         components = {name: draft.captured[name] for name in draft.names}
-        return find_relations(components, self._relations)
+        relations = find_relations(components, self._relations)
+        find_near(relations, components, self._relations)
+        return relations
 
     def _tasks(self, draft: Draft, plans: dict[str, _Plan], relations: Relations | None) -> list[ChunkTask]:
         firsts = itertools.accumulate((plan.layout.chunk_count for plan in plans.values()), initial=0)

@@ -156,6 +156,8 @@ KINDS = {
     4: Kind(1, (4,), (), 1, (1, 2), 0.0),
     5: Kind(2, (2, 4), ((-50, True),), 2, (0,), 2.0**-40),
     6: Kind(3, (2, 4), ((-50, True), (-50, False)), 2, (0,), 2.0**-40),
+    7: Kind(2, (2, 4), ((-50, False), (-50, False)), 5, (0,), 2.0**-40),
+    8: Kind(3, (2, 4), ((-50, True), (-50, True), (-50, True)), 1, (0,), 2.0**-40),
 }
 
 
@@ -246,6 +248,21 @@ def _nesterov_weight(c: Sequence[float], variant: int, rounding: int, w: float, 
     return _momentum_weight(c, variant, rounding, w, h)
 
 
+def _average(c: Sequence[float], variant: int, rounding: int, w: float, s: float) -> float:
+    a, b = c
+    if variant == 0:
+        return fma(s, b, f32(w * a))
+    if variant in (2, 3):
+        return _momentum_weight((b,), variant - 2, rounding, w, f32(s - w))
+    kept = f32(w * a)
+    return f32((bf16(kept) if variant == 4 else kept) + f32(s * b))
+
+
+def _drifting_average(c: Sequence[float], variant: int, rounding: int, w: float, s: float, after: float) -> float:
+    a, old, b = c
+    return fma(after, b, fma(s, old, f32(w * a)))
+
+
 _FORMULAS: dict[int, Callable[..., float]] = {
     1: _second_moment,
     2: _adam_weight,
@@ -253,6 +270,8 @@ _FORMULAS: dict[int, Callable[..., float]] = {
     4: lambda c, variant, rounding, x: float(x),
     5: _momentum_weight,
     6: _nesterov_weight,
+    7: _average,
+    8: _drifting_average,
 }
 
 

@@ -21,8 +21,8 @@ from casckpt.codec.models import Model
 from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.errors import CorruptionError
 
-SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV = 1, 2, 3, 4, 5, 6
-OPERAND_COUNTS = {SECOND: 3, ADAM: 3, FIRST: 1, ROUNDING: 1, MOMENTUM: 2, NESTEROV: 3}
+SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV, AVERAGE, DRIFTING = 1, 2, 3, 4, 5, 6, 7, 8
+OPERAND_COUNTS = {SECOND: 3, ADAM: 3, FIRST: 1, ROUNDING: 1, MOMENTUM: 2, NESTEROV: 3, AVERAGE: 2, DRIFTING: 3}
 CONSTANTS = {
     SECOND: st.tuples(st.floats(2**-16, 1), st.floats(2**-50, 1), st.floats(2**-24, 1)),
     ADAM: st.tuples(st.floats(0.5, 1), st.floats(-1, -(2**-50)), st.floats(2**-20, 1), st.floats(2**-50, 1)),
@@ -30,6 +30,8 @@ CONSTANTS = {
     ROUNDING: st.just(()),
     MOMENTUM: st.tuples(st.floats(-1, -(2**-50)) | st.just(0.0)),
     NESTEROV: st.tuples(st.floats(-1, -(2**-50)), st.floats(2**-50, 1)),
+    AVERAGE: st.tuples(st.floats(2**-50, 1), st.floats(2**-50, 1)),
+    DRIFTING: st.tuples(*[st.floats(2**-50, 1) | st.just(0.0)] * 3),
 }
 MODELS = st.sampled_from(list(CONSTANTS)).flatmap(lambda kind: st.builds(Model, st.just(kind), CONSTANTS[kind]))
 SHAPES = st.sampled_from(["noise", "hostile", "training", "zeros"])
@@ -124,12 +126,31 @@ def nesterov_weight(variant: int, rounding: int, constants: Sequence[float], w: 
     return momentum_weight(variant, rounding, (step,), w, fma(new, momentum, g))
 
 
+def average(variant: int, rounding: int, constants: Sequence[float], w: float, s: float) -> float:
+    keep, share = constants
+    kept, added = single(keep * w), single(share * s)
+    return (
+        fma(s, share, kept),
+        single(kept + added),
+        fma(single(s - w), share, w),
+        single(w + single(single(s - w) * share)),
+        single(narrow(kept) + added),
+    )[variant]
+
+
+def drifting_average(variant: int, rounding: int, constants: Sequence[float], w: float, s: float, new: float) -> float:
+    keep, old, share = constants
+    return fma(new, share, fma(s, old, single(keep * w)))
+
+
 FORMULAS = {
     SECOND: (second_moment, 3, 2.0**-70),
     ADAM: (adam_weight, 4, 2.0**-40),
     FIRST: (first_moment, 2, 2.0**-70),
     MOMENTUM: (momentum_weight, 1, 2.0**-40),
     NESTEROV: (nesterov_weight, 2, 2.0**-40),
+    AVERAGE: (average, 2, 2.0**-40),
+    DRIFTING: (drifting_average, 3, 2.0**-40),
 }
 
 
@@ -236,6 +257,8 @@ def step(model: Model, columns: list[np.ndarray], rng: np.random.Generator) -> n
     elif model.kind == FIRST:
         gradient = (rng.normal(size=len(first)).astype("<f4").view("<u4") >> 16 << 16).view("<f4")
         result = first + model.constants[1] * (gradient - first)
+    elif model.kind in (AVERAGE, DRIFTING):
+        result = sum(share * column for share, column in zip(model.constants, columns, strict=True))
     else:
         result = first + model.constants[0] * columns[-1]
     return result.astype("<f4")
@@ -296,7 +319,7 @@ def test_every_variant_is_what_the_oracle_computes(
     encoded = encode_prediction(memoryview(plain), [model], given_operands, ceiling=4 * size + 2000)
     assert encoded is not None
     params = bytearray(encoded.params)
-    params[1] = variant % {SECOND: 5, ADAM: 3, FIRST: 3, ROUNDING: 1}.get(model.kind, 2)
+    params[1] = variant % {SECOND: 5, ADAM: 3, FIRST: 3, ROUNDING: 1, AVERAGE: 5, DRIFTING: 1}.get(model.kind, 2)
     params[2] = {SECOND: rounding, FIRST: 1, ROUNDING: 1 + rounding}.get(model.kind, 0)
     forged = Encoded(5, 1, bytes(params), encoded.payload, encoded.stored_size)
     bases = [bytes(base) for base in bases_of(given_operands)]
@@ -323,6 +346,7 @@ FUZZED = [
     Model(ADAM, (0.999, -1e-3, 0.3, 1e-8)),
     Model(FIRST, (0.9, 0.1)),
     Model(ROUNDING, ()),
+    Model(AVERAGE, (0.995, 0.005)),
 ]
 
 

@@ -1,7 +1,8 @@
 """A training that steps, commits at any level, goes back, forks, loses its index and once some bytes; copies are kept.
 
-The model is a copy of every committed state. Weights and moments follow each other as AdamW's do, so that commits one
-step apart store predictions, others differences, and chains grow, branch and are healed in any order.
+The model is a copy of every committed state. Weights and moments follow each other as AdamW's do, and a target follows
+the weights, so that commits one step apart store predictions, others differences, and chains grow, branch and are
+healed in any order. Leaves jump to what others hold, so that one leaf is built on another.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ def _first() -> dict[str, Any]:
     single = np.float32
     group = {"lr": _RATE, "betas": _BETAS, "eps": _EPS, "weight_decay": 0.0, "amsgrad": False, "params": [0]}
     slot = {"step": 0.0, "exp_avg": np.zeros(_ITEMS, single), "exp_avg_sq": np.zeros(_ITEMS, single)}
+    weight, table = rng.normal(size=_ITEMS).astype(single), rng.integers(0, 1 << 40, 9_000)
     return {
         "optimizer": {"state": {0: slot}, "param_groups": [group]},
-        "policy": {"weight": rng.normal(size=_ITEMS).astype(single), "table": rng.integers(0, 1 << 40, 9_000)},
+        "policy": {"weight": weight, "table": table},
+        "target": weight + rng.normal(size=_ITEMS, scale=0.2).astype(single),
     }
 
 
 def _step(state: dict[str, Any], kind: int) -> None:
-    """One step of AdamW on noise of this kind, in place; and a few entries of the table."""
+    """One step of AdamW on noise of this kind, and of the target, in place; and a few entries of the table."""
     single, slot, policy = np.float32, state["optimizer"]["state"][0], state["policy"]
     slot["step"] += 1
     number = int(slot["step"])
@@ -59,6 +62,8 @@ def _step(state: dict[str, Any], kind: int) -> None:
     slot["exp_avg_sq"] += gradient * single(1 - _BETAS[1]) * gradient
     divisor = np.sqrt(slot["exp_avg_sq"]) / single((1 - _BETAS[1] ** number) ** 0.5) + single(_EPS)
     policy["weight"] += slot["exp_avg"] * single(-_RATE / (1 - _BETAS[0] ** number)) / divisor
+    state["target"] *= single(0.995)
+    state["target"] += policy["weight"] * single(0.005)
     policy["table"][rng.integers(0, 9_000, 10 if kind else 3_000)] += 1
 
 
@@ -113,6 +118,16 @@ class TrainingMachine(RuleBasedStateMachine):
     def train(self, count: int, kind: int) -> None:
         for _ in range(count):
             _step(self.state, kind)
+
+    @rule(kind=st.sampled_from(["hard update", "take-over", "swap"]))
+    def jump(self, kind: str) -> None:
+        """A leaf becomes what another one is; nothing of it is near its own past any more."""
+        weight, target = self.state["policy"]["weight"], self.state["target"]
+        of_weight, of_target = weight.copy(), target.copy()
+        if kind != "hard update":
+            weight[:] = of_target
+        if kind != "take-over":
+            target[:] = of_weight
 
     @rule(optimizer=levels, policy=levels, is_async=st.booleans(), count=st.sampled_from([0, 1, 1]))
     def commit(self, optimizer: str, policy: str, is_async: bool, count: int) -> None:
