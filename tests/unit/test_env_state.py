@@ -5,6 +5,7 @@ The oracle is the environment itself, played on after the capture; nothing of th
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -350,3 +351,30 @@ def test_environment_with_get_state_and_set_state_uses_them() -> None:
     EnvState(other).load_state_dict(state)
     assert other.step(0)[0] == 5.0
     assert EnvState(env).report().missing == []
+
+
+class Odd(Counting):
+    """It holds values of kinds that environments hold now and then."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.count = range(start)
+        self.places = {(start, 1), (2, start)}
+        self.routes = {(0, start): [start], (1, (2, 3)): []}
+        self.wide = np.datetime64(start, "s")
+        self.table = np.array([(start, 0.5)], dtype=[("a", "i4"), ("b", "f8")])
+        self.memory = memoryview(bytes(start))
+        self.parts = np.array([object()], dtype=object)
+        self.scale = functools.partial(np.multiply, start)
+        self.chooser = functools.partial(max, [start])
+
+
+def test_odd_values_are_captured_or_named() -> None:
+    env, other = Odd(3), Odd(4)
+    places = other.places
+    assert {finding.path for finding in EnvState(env).report().missing} == {"env.memory", "env.parts", "env.chooser"}
+    EnvState(other, strict=False).load_state_dict(EnvState(env, strict=False).state_dict())
+    assert other.places == {(3, 1), (2, 3)} and other.places is places
+    assert other.routes == {(0, 3): [3], (1, (2, 3)): []}
+    assert other.wide == np.datetime64(3, "s")
+    assert other.table.tolist() == [(3, 0.5)] and other.table.dtype == env.table.dtype

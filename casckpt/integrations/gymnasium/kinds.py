@@ -13,6 +13,7 @@ import functools
 import io
 import logging
 import multiprocessing.process
+import re
 import socket
 import subprocess
 import sys
@@ -49,6 +50,9 @@ CODE = (
     classmethod,
     functools._lru_cache_wrapper,
     np.ufunc,
+    re.Pattern,
+    range,
+    slice,
     logging.Logger,
 )
 _PROCESS_LOCAL: tuple[tuple[Any, str], ...] = (
@@ -100,14 +104,19 @@ def is_tensor(value: Any) -> bool:
 
 def is_set_of_plain(value: Any) -> bool:
     """A set is one scalar of the snapshot, if what is in it is plain."""
-    return type(value) in (set, frozenset) and all(type(item) in PLAIN for item in value)
+    return type(value) in (set, frozenset) and all(map(_is_key, value))
+
+
+def _is_key(value: Any) -> bool:
+    """Whether a key of a dict, or an item of a set, can be stored."""
+    return type(value) in PLAIN or (type(value) is tuple and all(map(_is_key, value)))
 
 
 def has_storable_keys(mapping: Any) -> bool:
     """Whether a dict's keys can be stored, and its default factory."""
     if type(mapping) is defaultdict and mapping.default_factory not in FACTORIES.values():
         return False
-    return all(type(key) in PLAIN or (type(key) is tuple and all(type(k) in PLAIN for k in key)) for key in mapping)
+    return all(map(_is_key, mapping))
 
 
 def process_local(value: Any) -> str:

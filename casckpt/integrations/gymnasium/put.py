@@ -157,6 +157,10 @@ class Put:
             return _put_generator(kind, stored, live)
         if isinstance(stored, np.ndarray):
             return _put_array(stored, live)
+        if type(stored) is set and type(live) is set:
+            live.clear()
+            live.update(stored)
+            return live
         if is_tensor(stored):
             return stored.to(live.device) if is_tensor(live) else stored
         if isinstance(stored, tuple):
