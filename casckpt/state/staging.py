@@ -143,6 +143,10 @@ class Staging:
                     slot.fit(one)
                     slot.extents = None  # the next copy makes its views
 
+    def components(self) -> list[str]:
+        """Those that have memory here."""
+        return list(self._slots)
+
     def keep(self, components: Collection[str]) -> None:
         """Let go of the memory of all other components."""
         for component in self._slots.keys() - set(components):

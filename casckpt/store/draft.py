@@ -108,7 +108,8 @@ class Drafter:
             if isinstance(value, Ring):
                 takes[name] = value.take(name, number, self._stored_ring(name), self._captured)
                 captured.update(takes[name].captured)
-        kept = {name: each for name, each in self._captured.items() if inherits_rest or name in inherit}
+        others = [name for name in self._captured if not is_segment(name)] if inherits_rest else inherit
+        kept = {name: self._captured[name] for name in others if name in self._captured and name not in drop}
         self._captured = {**kept, **captured}
         draft = Draft(number, captured, *plain, context, inherit, drop, necessity, levels, takes=takes)
         draft.inherits_rest = inherits_rest

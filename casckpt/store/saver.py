@@ -15,12 +15,14 @@ from typing import Any
 from casckpt.errors import ConcurrentMutationError, SaveFailedError, StepOrderError
 from casckpt.format.snapshot import Context
 from casckpt.ids import SnapshotId
+from casckpt.replay.ring import Ring
 from casckpt.state.capture import Captured, capture
 from casckpt.state.staging import Staging
 from casckpt.store.background import IN_FLIGHT_MAX, Background, SaveHandle
 from casckpt.store.catalog import check_step
 from casckpt.store.commit import Committer
 from casckpt.store.draft import Draft, Drafter, Options
+from casckpt.store.rings import is_segment
 from casckpt.store.supersede import Superseder, check_base
 from casckpt.store.turns import Turns
 from casckpt.store.values import Snapshot
@@ -70,8 +72,6 @@ class Saver:
             draft = self._drafter.draft(step, state, self._context_to_come(), options)
             staging = self._staging_memory()
             staged = self._stage(draft, staging)
-            if not draft.inherits_rest:
-                staging.keep({*draft.captured, *draft.inherit})
             self._staged_context = draft.context
             handle = SaveHandle(draft.step)
             self.background.start(handle, functools.partial(self._commit_staged, draft, staged, staging))
@@ -117,7 +117,7 @@ class Saver:
                 self.wait()
                 self.background.in_flight_max = in_flight_max
                 self._staging = None
-            captured = [capture(name, value) for name, value in state.items()]
+            captured = [capture(name, value) for name, value in state.items() if not isinstance(value, Ring)]
             try:
                 self._staging_memory().reserve(captured)
             finally:
@@ -146,6 +146,10 @@ class Saver:
         draft.previous = previous
         draft.captured = dict(zip(draft.captured, staged, strict=True))
         draft.is_copy = True
+        others = (
+            [each for each in staging.components() if not is_segment(each)] if draft.inherits_rest else draft.inherit
+        )
+        staging.keep({*draft.captured, *others} - {*draft.drop})
         return staged
 
     def _staging_memory(self) -> Staging:

@@ -101,7 +101,8 @@ class SavesInBackground:
             state: component name → state, as for `commit`. Nothing of it is copied.
             in_flight_max: how many saves may be under way before `commit_async` waits; at least two copies are kept.
 
-        Cost: touching that many times the bytes of the state; held until the store is closed.
+        Cost: touching that many times the bytes of the state; held until the store is closed. Nothing is reserved for
+        rings, of which a save copies what is new.
 
         Raises:
             UnsupportedStateError: a leaf cannot be stored; `path` names it.

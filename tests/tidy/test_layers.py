@@ -52,6 +52,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "gymnasium": ("casckpt.integrations", "casckpt.demo"),
     "stable_baselines3": ("casckpt.integrations.sb3",),
     "sb3_contrib": (),
+    "yaml": ("casckpt.engine.config",),
     "pickle": ("casckpt.state",),
     "cloudpickle": (),
     "marshal": (),

@@ -1,0 +1,439 @@
+"""The public face: components registered once, a safe point told at every step, everything else decided here.
+
+::
+
+    engine = casckpt.CheckpointEngine(store)
+    engine.register("policy", policy, SaveStrategy(every_steps=500, every_seconds=1200))
+    engine.register("counters", counters, SaveStrategy(every_steps=100))
+    engine.restore()
+    for step in ...:
+        train()
+        engine.step(step)
+
+Saves happen in `step`, `advance_step` and `save` alone, on the thread that trains: these are the safe points, at which
+no component is half way through an update. A request from elsewhere (a signal, another thread, inside an update) is
+kept for the next one. All components that are due are copied aside at one of them, and belong to one step; the others
+are inherited by the snapshot with the step of their own capture.
+
+Nothing here holds a lock while the loop trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any
+
+from casckpt.engine.budget import SaveBudget
+from casckpt.engine.cadence import due_layers, with_more_frequent
+from casckpt.engine.component import Component
+from casckpt.engine.config import EngineConfig, read_config
+from casckpt.engine.report import EngineReport, describe
+from casckpt.engine.saves import Facts, Saves
+from casckpt.engine.strategy import Layer, SaveStrategy
+from casckpt.errors import AlreadyExistsError, CasckptError, InvalidInputError, StepOrderError
+from casckpt.format.entry import MetricValue
+from casckpt.store.background import SaveHandle
+from casckpt.store.catalog import check_name, check_step
+from casckpt.store.opening import open_store
+from casckpt.store.store import Store
+from casckpt.store.values import RestoreReport, Snapshot
+
+log = logging.getLogger("casckpt.engine")
+UNSET: Any = object()  # a setting that was not given here, where None has a meaning
+
+
+class CheckpointEngine:
+    """Saves a training's components by their strategies, and brings them back.
+
+    Args:
+        store: an open store; it stays open when the engine is closed.
+        config: settings and strategies, as an `EngineConfig`, a mapping, or the path of a JSON or YAML file.
+        save_budget: the share of time that saving may take before intervals are lengthened; None for no bound.
+        overlap: what a save does that comes while earlier ones are under way: "wait" (two are under way before the loop
+            waits), "skip" (it is left out and counted), or "queue" (up to `queue_size` wait, further ones are skipped).
+        queue_size: see `overlap`; each place costs one copy of the state in memory.
+        async_mode: whether saves run in the background; False for durable ones, which keep the loop waiting.
+        training_config: anything JSON-like, kept with every snapshot (`config=` of `Store.commit`).
+        clock: monotonic seconds, for tests.
+
+    Settings given here win over those of `config`.
+
+    Raises:
+        InvalidInputError: a setting is wrong; the message names the key.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        config: EngineConfig | Mapping[str, Any] | str | None = None,
+        training_config: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+        save_budget: float | None = UNSET,
+        overlap: str = UNSET,
+        queue_size: int = UNSET,
+        async_mode: bool = UNSET,
+    ) -> None:
+        given: dict[str, Any] = {
+            "save_budget": save_budget,
+            "overlap": overlap,
+            "queue_size": queue_size,
+            "async_mode": async_mode,
+        }
+        self.store = store
+        self.config = replace(read_config(config), **{key: value for key, value in given.items() if value is not UNSET})
+        self.training_config = training_config
+        self.global_step = store.step or 0
+        self._clock = clock
+        self._components: dict[str, Component] = {}
+        self._budget = SaveBudget(self.config.save_budget)
+        self._saves = Saves(self._budget, self._components, clock)
+        self._is_placed = store.step is None  # nothing to continue, or restored
+        self._dropped: set[str] = set()
+        self._owner: int | None = None
+        self._request = ""
+        self._updating = 0
+        self._is_closed = False
+        self._owns_store = False
+
+    @classmethod
+    def open(cls, config: EngineConfig | Mapping[str, Any] | str, *, training_config: Any = None) -> CheckpointEngine:
+        """An engine with a store of its own, as the config's `store` says; both are closed together.
+
+        Raises:
+            InvalidInputError: a key is wrong, or there is no `store`.
+            Otherwise as `casckpt.open`.
+        """
+        found = read_config(config)
+        if found.store is None:
+            raise InvalidInputError("config: there is no `store`. Give `store: {path: …}`, or open one and pass it.")
+        made = cls(open_store(**asdict(found.store)), config=found, training_config=training_config)
+        made._owns_store = True
+        return made
+
+    # --- what is saved ---
+
+    def register(
+        self,
+        name: str,
+        provider: Any,
+        strategy: SaveStrategy | None = None,
+        *,
+        load: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Name a component, and say where its state is.
+
+        Args:
+            name: of the component.
+            provider: an object with `state_dict()` and `load_state_dict()`; a tree of dicts, lists, tensors, arrays and
+                such objects, which is restored in place; or a function that returns the state, called at every save.
+            strategy: when and how to save it; None for the config's, or else with every save.
+            load: for a function, what puts a restored state back.
+
+        Cost: reading the state's structure, and touching the memory for two copies of it (more with overlap="queue"),
+        so that the first saves are as fast as later ones.
+
+        Raises:
+            AlreadyExistsError: the name is taken.
+            InvalidInputError, UnsupportedStateError: the state cannot be stored or put back.
+        """
+        if check_name(name, "component") in self._components:
+            raise AlreadyExistsError(f"component {name!r} is registered already. Choose another name.", name=name)
+        chosen = strategy or self.config.components.get(name, SaveStrategy())
+        component = Component(name, provider, load, chosen)
+        self._reserve([component])
+        component.count_from(self.global_step, self._clock())
+        self._components[name] = component
+        self._dropped.discard(name)
+
+    def drop(self, name: str) -> None:
+        """Leave a component out of the next snapshot and all that follow it. Waits for saves under way."""
+        self.wait()
+        self._components.pop(name, None)
+        self._dropped.add(name)
+
+    def _reserve(self, components: list[Component]) -> None:
+        if self.config.async_mode:
+            queue_size = self.config.queue_size if self.config.overlap == "queue" else 1
+            state = {each.name: each.target for each in components}
+            self.store.reserve(state, in_flight_max=queue_size + 1)
+
+    # --- safe points ---
+
+    def step(self, global_step: int, metrics: Mapping[str, MetricValue] | None = None) -> SaveHandle | None:
+        """Say that the training stands between two steps; saves what is due.
+
+        Args:
+            global_step: how far the training is; never less than before.
+            metrics: stored with the snapshot if this step is saved.
+
+        Returns:
+            The save that was started, or None.
+
+        Raises:
+            SaveFailedError: an earlier save failed and nobody was told; this step was not saved.
+            StepOrderError: `global_step` goes back.
+            InvalidInputError: a training goes on that was not restored, or this is no safe point.
+        """
+        self._enter("step")
+        number = check_step(global_step)
+        if number < self.global_step:
+            raise StepOrderError(
+                f"step {number} comes after {self.global_step}. To go back, call `restore({number})`.", step=number
+            )
+        self.global_step = number
+        self._saves.collect()
+        if self._request:
+            return self._save(list(self._components.values()), metrics, {"requested": self._request})
+        return self._save_due(metrics)
+
+    def advance_step(self, metrics: Mapping[str, MetricValue] | None = None) -> SaveHandle | None:
+        """`step` with the next number."""
+        return self.step(self.global_step + 1, metrics)
+
+    def save(
+        self,
+        step: int | None = None,
+        async_mode: bool | None = None,
+        *,
+        metrics: Mapping[str, MetricValue] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SaveHandle | None:
+        """Save every component now; the caller says that this is a safe point.
+
+        Args:
+            step: which step the state belongs to; None for the last one told.
+            async_mode: False to return when the snapshot is durable; None for the engine's setting.
+            metrics, labels: stored with the snapshot.
+
+        Returns:
+            The save; None when the overlap policy skipped it, which only happens in the background.
+
+        Raises:
+            SaveFailedError: this save (without `async_mode`) or an earlier one failed.
+            InvalidInputError: called inside an update or by a thread that does not train: use `request_save`.
+            StepOrderError: see `step`.
+        """
+        self._enter("save")
+        number = self.global_step if step is None else check_step(step)
+        if number < self.global_step:
+            raise StepOrderError(f"step {number} comes before {self.global_step}, the last one told", step=number)
+        self.global_step = number
+        self._saves.collect()
+        components = list(self._components.values())
+        is_async = self.config.async_mode if async_mode is None else async_mode
+        if is_async and self._is_skipped(components):
+            return None
+        handle = self._save(components, metrics, labels or {}, is_async)
+        self._saves.collect()
+        return handle
+
+    def request_save(self, reason: str = "asked for") -> None:
+        """Have every component saved at the next safe point. May be called from anywhere, signal handlers too."""
+        self._request = reason
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """State changes in here: `step` and `save` are refused, and `request_save` waits for the next safe point."""
+        self._updating += 1
+        try:
+            yield
+        finally:
+            self._updating -= 1
+
+    # --- bringing back ---
+
+    def restore(
+        self,
+        step: int | str = -1,
+        *,
+        strict: bool = True,
+        allow_mixed: bool = False,
+        branch: str | None = None,
+        allow_pickle: bool = False,
+    ) -> RestoreReport:
+        """Load the live objects from a snapshot and continue there; random streams come last.
+
+        Args:
+            step: a step, or any reference of `Store.snapshot`; -1 for the newest whole consistent snapshot.
+            strict: every component of the snapshot must be registered and every registered one must be in it.
+            allow_mixed: accept components of different steps; with -1 the newest whole snapshot is taken.
+            branch: name of the branch that the next save opens when this is not the newest step.
+            allow_pickle: run the pickles of opaque leaves. Only for stores that you trust.
+
+        Returns:
+            A report that prints as one screen, with each component's own step. `is_fresh` is true when the run is
+            provably new; then nothing was touched.
+
+        Raises:
+            SaveFailedError: an earlier save failed and nobody was told.
+            Otherwise as `Store.resume_into`; then nothing was touched.
+        """
+        self._enter("restore", is_placing=True)
+        self.wait()
+        ref = "latest" if step == -1 else step
+        targets = {each.name: each.target for each in self._components.values() if each.is_restorable}
+        left = [each.name for each in self._components.values() if not each.is_restorable]
+        report = self.store.resume_into(
+            targets, ref, strict=strict, branch=branch, leave=left, allow_mixed=allow_mixed, allow_pickle=allow_pickle
+        )
+        self._place(report)
+        return report
+
+    def _place(self, report: RestoreReport) -> None:
+        snapshot = report.snapshot
+        self.global_step = 0 if snapshot is None else snapshot.step
+        self._saves.committed = set() if snapshot is None else set(snapshot.components)
+        self._is_placed = True
+        for component in self._components.values():
+            stored = snapshot.components.get(component.name) if snapshot is not None else None
+            component.count_from(self.global_step if stored is None else stored.step, self._clock())
+            component.manifest = "" if stored is None else stored.manifest
+        if snapshot is not None:
+            self._reserve(list(self._components.values()))  # what was loaded may be larger than what was registered
+
+    # --- looking ---
+
+    def list_checkpoints(self) -> list[Snapshot]:
+        """Snapshots of the current branch and its ancestors, oldest first."""
+        return list(self.store.timeline())
+
+    def report(self) -> EngineReport:
+        """What was saved, skipped, postponed and waited for, and how far the budget lengthens intervals."""
+        return describe(self._saves, self._components)
+
+    # --- the end ---
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until every save under way is durable.
+
+        Raises:
+            SaveFailedError: one failed and nobody was told.
+            BusyError: one is still under way after `timeout_s`.
+        """
+        for save in self._saves.under_way:
+            save.handle.wait(timeout_s)
+        self._saves.collect()
+
+    def close(self) -> None:
+        """Finish all saves. A store that was opened elsewhere stays open.
+
+        Raises:
+            SaveFailedError: one failed and nobody was told. The engine is closed all the same.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.wait()
+        finally:
+            if self._owns_store:
+                self.store.close()
+
+    def __enter__(self) -> CheckpointEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<casckpt engine of {self.store!r}: {len(self._components)} components, step {self.global_step}>"
+
+    # --- inside ---
+
+    def _enter(self, what: str, *, is_placing: bool = False) -> None:
+        """Refuse what cannot be a safe point."""
+        if self._is_closed:
+            raise InvalidInputError(f"{what}: this engine is closed")
+        if self._updating:
+            raise InvalidInputError(
+                f"{what} inside `with engine.update()`: state is half way through a change. Call it after the block, "
+                "or `request_save()` here, which is kept for the next step."
+            )
+        thread = threading.get_ident()
+        self._owner = self._owner or thread
+        if thread != self._owner:
+            raise InvalidInputError(
+                f"{what} from thread {threading.current_thread().name!r}: only the thread that trains knows when state "
+                "is at rest. Call `request_save()`, which is kept for its next step."
+            )
+        if not is_placing and not self._is_placed:
+            raise InvalidInputError(
+                f"run {self.store.run!r} has snapshots up to step {self.store.step}, and this training was not "
+                "restored from them. Call `restore()` first, or open the store under another run name."
+            )
+
+    def _save_due(self, metrics: Mapping[str, MetricValue] | None) -> SaveHandle | None:
+        now_s = self._clock()
+        waiting = [each for each in self._components.values() if not self._is_being_added(each)]
+        due = due_layers(waiting, self.global_step, now_s)
+        affordable, postponed = self._budget.affordable(due, now_s)
+        for layer in postponed:
+            self._tell_interval(layer)
+        chosen = with_more_frequent(waiting, affordable)
+        if not chosen or self._is_skipped(chosen):
+            return None
+        handle = self._save(chosen, metrics, {})
+        for layer in self._budget.start({each.strategy.layer for each in chosen}):
+            log.info("saves of %s: interval is as configured again", self._names(layer))
+        return handle
+
+    def _is_being_added(self, component: Component) -> bool:
+        return component.strategy.is_best_effort and self._saves.is_writing(component)
+
+    def _tell_interval(self, layer: Layer) -> None:
+        log.warning(
+            "save of %s postponed: it takes %.3g s, and a budget of %g of the time allows one in %.3g s",
+            self._names(layer),
+            self._budget.of(layer).cost_s,
+            self.config.save_budget,
+            self._budget.interval_s(layer),
+        )
+
+    def _names(self, layer: Layer) -> str:
+        return ", ".join(each.name for each in self._components.values() if each.strategy.layer == layer)
+
+    def _is_skipped(self, components: list[Component]) -> bool:
+        """Whether the overlap policy leaves this save out; its interval then begins anew."""
+        writing = self._saves.critical_count()
+        room = {"wait": writing, "skip": 0, "queue": self.config.queue_size}[self.config.overlap]
+        if writing <= room:
+            return False
+        self._saves.counts.skipped += 1
+        log.warning("step %d: save skipped, %d still under way", self.global_step, writing)
+        for component in components:
+            component.count_from(self.global_step, self._clock())
+        return True
+
+    def _save(
+        self,
+        chosen: list[Component],
+        metrics: Mapping[str, MetricValue] | None,
+        labels: Mapping[str, str],
+        is_async: bool | None = None,
+    ) -> SaveHandle:
+        """Capture these components, and those that no snapshot has yet, at one step."""
+        known = self._saves.known()
+        components = [each for each in self._components.values() if each in chosen or each.name not in known]
+        drop = tuple(sorted(self._dropped & known))
+        facts = Facts(metrics, labels, self.training_config, drop)
+        is_async = self.config.async_mode if is_async is None else is_async
+        start = self._saves.start if is_async else self._saves.save_now
+        try:
+            handle = start(self.store, self.global_step, components, facts)
+        except CasckptError:
+            for component in components:
+                component.is_overdue = True
+            raise
+        self._request = ""
+        self._saves.committed -= self._dropped
+        self._dropped.clear()
+        return handle

@@ -1,0 +1,214 @@
+"""Saves: started, under way, and what follows when one ends.
+
+A save is one capture of some components at one step. Those of the critical lane make the snapshot; the others are
+added to it by a second save, which a snapshot of the same step with them replaces. Components that are not captured
+are inherited from the snapshot before, whatever that turns out to be.
+
+A save ends on a thread of the store; nothing happens here until the loop's next call looks. Then its cost goes to the
+budget, its manifests are compared with the captures before, and a failure is raised: none is ever dropped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from casckpt.engine.budget import SaveBudget
+from casckpt.engine.component import Component
+from casckpt.errors import StoreWarning
+from casckpt.format.entry import MetricValue
+from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
+from casckpt.store.draft import REST
+from casckpt.store.store import Store
+from casckpt.store.values import Snapshot
+
+
+@dataclass
+class Save:
+    """One save: its handle, what it captured, how long the loop stood still, and whether it adds to a snapshot."""
+
+    handle: SaveHandle
+    components: list[Component]
+    stall_s: float
+    is_later: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a save stores beside components; see `Store.commit`."""
+
+    metrics: Mapping[str, MetricValue] | None = None
+    labels: Mapping[str, str] | None = None
+    config: Any = None
+    drop: tuple[str, ...] = ()
+
+
+@dataclass
+class Counts:
+    """What happened so far, for the report.
+
+    Attributes:
+        committed, failed: saves that ended.
+        skipped: saves that the overlap policy left out.
+        waited, wait_s: saves for which the loop had to wait for an earlier one, and how long calls then took.
+    """
+
+    committed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    waited: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass
+class Saves:
+    """The saves of one engine; `registered` are all of its components by name."""
+
+    budget: SaveBudget
+    registered: dict[str, Component]
+    clock: Callable[[], float]
+    counts: Counts = field(default_factory=Counts)
+    under_way: list[Save] = field(default_factory=list)
+    committed: set[str] = field(default_factory=set)
+
+    def writing(self) -> list[Save]:
+        """Those that have not ended."""
+        return [save for save in self.under_way if not save.handle.done()]
+
+    def critical_count(self) -> int:
+        """How many snapshots are under way."""
+        return sum(not save.is_later for save in self.writing())
+
+    def is_writing(self, component: Component) -> bool:
+        """Whether a component is being saved: one of the best-effort lane is not captured again until it is not."""
+        return any(component in save.components for save in self.writing())
+
+    def known(self) -> set[str]:
+        """Components of the snapshot that the next save continues, once all saves under way are durable."""
+        return self.committed | {each.name for save in self.under_way for each in save.components}
+
+    # --- starting ---
+
+    def start(self, store: Store, step: int, components: list[Component], facts: Facts) -> SaveHandle:
+        """Copy components aside at one step and save them in the background.
+
+        Where the step has a snapshot already, this one takes its place.
+        """
+        if self._is_there(store, step):
+            return self._start_later(store, step, components, facts)
+        known = self.known()  # what no snapshot has yet is critical: each must be complete
+        critical = [each for each in components if each.name not in known or not each.strategy.is_best_effort]
+        later = [each for each in components if each not in critical and not self.is_writing(each)]
+        started_s, has_to_wait = self.clock(), self.critical_count() >= IN_FLIGHT_MAX
+        handle = store.commit_async(step, inherit=REST, drop=facts.drop, config=facts.config, **_given(critical, facts))
+        self._note(handle, critical, started_s, step)
+        if has_to_wait:
+            self.counts.waited += 1
+            self.counts.wait_s += self.clock() - started_s
+        if later:
+            self._start_later(store, step, later, Facts())
+        return handle
+
+    def save_now(self, store: Store, step: int, components: list[Component], facts: Facts) -> SaveHandle:
+        """The same, durable when it returns, with every component in one snapshot and no copy of the state."""
+        if self._is_there(store, step):
+            handle = self._start_later(store, step, components, facts)
+            handle.result()
+            return handle
+        started_s = self.clock()
+        snapshot = store.commit(step, inherit=REST, drop=facts.drop, config=facts.config, **_given(components, facts))
+        handle = SaveHandle.of(snapshot, self.clock() - started_s)
+        self._note(handle, components, self.clock(), step)
+        return handle
+
+    def _is_there(self, store: Store, step: int) -> bool:
+        return step in (store.step, *(save.handle.step for save in self.under_way if not save.is_later))
+
+    def _start_later(self, store: Store, step: int, components: list[Component], facts: Facts) -> SaveHandle:
+        started_s = self.clock()
+        handle = store.supersede_async(step, **_given(components, facts))
+        self._note(handle, components, started_s, step, is_later=True)
+        return handle
+
+    def _note(
+        self, handle: SaveHandle, components: list[Component], started_s: float, step: int, *, is_later: bool = False
+    ) -> None:
+        now_s = self.clock()
+        self.under_way.append(Save(handle, components, now_s - started_s, is_later))
+        for component in components:
+            component.count_from(step, now_s)
+
+    # --- ending ---
+
+    def collect(self) -> None:
+        """Take in what has ended.
+
+        Raises:
+            SaveFailedError: a save failed and nobody was told yet.
+        """
+        now_s = self.clock()
+        ended = [save for save in self.under_way if save.handle.done()]
+        self.under_way = [save for save in self.under_way if save not in ended]
+        failed = []
+        for save in ended:
+            was_told = save.handle.is_told
+            error = save.handle.exception()
+            if error is None:
+                self._succeeded(save, save.handle.result(), now_s)
+                continue
+            self._failed(save, now_s)
+            if not was_told:
+                failed.append((save.handle, error))
+        if failed:
+            handle, error = failed[0]
+            raise handle.failure([each for each, _ in failed[1:]]) from error
+
+    def _failed(self, save: Save, now_s: float) -> None:
+        """Everything is due again: also what the failed save meant to inherit, which may be what was wrong with it."""
+        self.counts.failed += 1
+        self._spend(save, now_s)
+        for component in self.registered.values():
+            component.is_overdue = True
+
+    def _succeeded(self, save: Save, snapshot: Snapshot, now_s: float) -> None:
+        self.counts.committed += 1
+        self.committed |= {each.name for each in save.components}
+        self._spend(save, now_s)
+        for component in save.components:
+            _compare(component, snapshot)
+
+    def _spend(self, save: Save, now_s: float) -> None:
+        layers = {each.strategy.layer for each in save.components}
+        self.budget.spend(save.stall_s + save.handle.work_s, layers, now_s)
+
+
+def _given(components: list[Component], facts: Facts) -> dict[str, Any]:
+    """Arguments of the store that say what is saved and how."""
+    return {
+        "state": {each.name: each.target for each in components},
+        "metrics": facts.metrics,
+        "labels": facts.labels,
+        "necessity": {each.name: each.strategy.necessity for each in components},
+        "levels": {each.name: each.strategy.level for each in components if each.strategy.level is not None},
+    }
+
+
+def _compare(component: Component, snapshot: Snapshot) -> None:
+    """Warn, once for each time it begins, when a component that should change does not."""
+    stored = snapshot.components.get(component.name)
+    if stored is None:
+        return
+    is_equal = stored.manifest == component.manifest
+    component.manifest = stored.manifest
+    if not is_equal:
+        component.is_told_unchanged = False
+    elif component.strategy.expect_change and not component.is_told_unchanged:
+        component.is_told_unchanged = True
+        warnings.warn(
+            f"component {component.name!r} was captured at step {snapshot.step} with the bytes of the time before. "
+            "Is its provider connected to what is being trained? (expect_change=False says that this is meant.)",
+            StoreWarning,
+            stacklevel=5,
+        )

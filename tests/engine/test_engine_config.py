@@ -1,0 +1,145 @@
+"""Settings of an engine from a value, a mapping or a file: everything can be said, and a mistake names its key."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from casckpt.engine.config import EngineConfig, StoreConfig, read_config
+from casckpt.engine.engine import CheckpointEngine
+from casckpt.engine.strategy import Recent, SaveStrategy
+from casckpt.errors import CasckptError, InvalidInputError, NotFoundError
+from tests.unit.stores import open_store
+
+WRITTEN = {
+    "store": {"path": "runs/walker", "run": "seed-0", "verify": "off", "level": "fast", "lock_timeout_s": 5},
+    "save_budget": 0.05,
+    "overlap": "queue",
+    "queue_size": 3,
+    "async_mode": False,
+    "components": {
+        "policy": {"every_steps": 500, "every_seconds": 1200.5, "level": "small", "expect_change": True},
+        "replay": {"lane": "best_effort", "necessity": "droppable", "recent_only": {"rows": 10, "steps": 5}},
+    },
+}
+MEANT = EngineConfig(
+    save_budget=0.05,
+    overlap="queue",
+    queue_size=3,
+    async_mode=False,
+    components={
+        "policy": SaveStrategy(every_steps=500, every_seconds=1200.5, level="small", expect_change=True),
+        "replay": SaveStrategy(lane="best_effort", necessity="droppable", recent_only=Recent(rows=10, steps=5)),
+    },
+    store=StoreConfig("runs/walker", "seed-0", True, "off", "fast", 5),
+)
+YAML = """
+store: {path: runs/walker, run: seed-0, verify: "off", level: fast, lock_timeout_s: 5}
+save_budget: 0.05
+overlap: queue
+queue_size: 3
+async_mode: false
+components:
+  policy:
+    every_steps: 500
+    every_seconds: 1200.5
+    level: small
+    expect_change: true
+  replay: {lane: best_effort, necessity: droppable, recent_only: {rows: 10, steps: 5}}
+"""
+
+
+def test_mapping_json_and_yaml_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(WRITTEN))
+    (tmp_path / "engine.yaml").write_text(YAML)
+    (tmp_path / "empty.yaml").write_text("")
+    for source in (WRITTEN, MEANT, str(tmp_path / "engine.json"), tmp_path / "engine.yaml"):
+        assert read_config(source) == MEANT
+    assert read_config(tmp_path / "empty.yaml") == read_config(None) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"save_bugdet": 0.1}, r"config: unknown key 'save_bugdet'\. There are save_budget, overlap"),
+        ({"save_budget": 0}, "config: save_budget=0: expected a positive number"),
+        ({"save_budget": 1.5}, "config: save_budget=1.5: a share of the time"),
+        ({"save_budget": "10 %"}, "config: save_budget='10 %'"),
+        ({"overlap": "drop"}, "config: overlap='drop': expected one of wait, skip, queue"),
+        ({"queue_size": 0}, "config: queue_size=0"),
+        ({"queue_size": 1.5}, "config: queue_size=1.5"),
+        ({"async_mode": 1}, "config: async_mode=1"),
+        ({"components": ["policy"]}, "config: components: expected keys and values, found list"),
+        ({"components": {"a/b": {}}}, "'a/b'"),
+        ({"components": {"policy": {"every": 1}}}, "config: components.policy: unknown key 'every'"),
+        ({"components": {"policy": {"every_steps": -1}}}, "config: components.policy: every_steps=-1"),
+        ({"components": {"policy": {"every_steps": True}}}, "config: components.policy: every_steps=True"),
+        ({"components": {"policy": {"every_seconds": float("nan")}}}, "components.policy: every_seconds=nan"),
+        (
+            {"components": {"policy": {"lane": "fast"}}},
+            "components.policy: lane='fast': expected one of critical, best",
+        ),
+        ({"components": {"policy": {"necessity": "no"}}}, "components.policy: necessity='no'"),
+        ({"components": {"policy": {"level": "tiny"}}}, "components.policy: .*tiny"),
+        ({"components": {"policy": {"expect_change": "yes"}}}, "components.policy: expect_change='yes'"),
+        ({"components": {"policy": {"recent_only": {}}}}, "components.policy.recent_only: recent_only: give rows or"),
+        ({"components": {"policy": {"recent_only": 5}}}, "components.policy: recent_only=5"),
+        ({"store": {"path": ""}}, "config: store: path=''"),
+        ({"store": {"run": "a"}}, "config: store: .*path"),
+        ({"store": {"path": "x", "mode": "w"}}, "config: store: unknown key 'mode'"),
+    ],
+)
+def test_mistake_names_its_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        read_config({**WRITTEN, **change})
+
+
+def test_file_that_is_missing_or_no_config_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such config file"):
+        read_config(tmp_path / "engine.yaml")
+    for name, text in (("a.json", "{"), ("a.yaml", "a: [1"), ("b.json", "[1]"), ("b.yaml", "- 1")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InvalidInputError, match=name):
+            read_config(tmp_path / name)
+
+
+def test_yaml_without_its_library_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine.yaml").write_text(YAML)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(InvalidInputError, match=r"pip install 'casckpt\[yaml\]'"):
+        read_config(tmp_path / "engine.yaml")
+
+
+def test_strategies_of_the_config_are_those_of_the_components(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        config = {"save_budget": 0.5, "components": {"policy": {"every_steps": 5}}}
+        engine = CheckpointEngine(store, config=config, save_budget=None)  # what is given here wins
+        assert engine.config.save_budget is None
+        engine.register("policy", {"a": 1})
+        engine.register("other", {"a": 1}, SaveStrategy(every_steps=2))
+        assert [(each.every_steps, list(each.components)) for each in engine.report().layers] == [
+            (2, ["other"]),
+            (5, ["policy"]),
+        ]
+        with pytest.raises(InvalidInputError, match="overlap='never'"):
+            CheckpointEngine(store, overlap="never")
+
+
+def test_engine_with_a_store_of_its_own_closes_it(tmp_path: Path) -> None:
+    config = {"store": {"path": str(tmp_path / "run"), "run": "seed-0"}}
+    with CheckpointEngine.open(config, training_config={"lr": 0.1}) as engine:
+        engine.register("policy", {"a": 1})
+        engine.save(1)
+        store = engine.store
+    with pytest.raises(CasckptError, match="closed"):
+        store.steps()
+    with CheckpointEngine.open(config) as engine:
+        engine.register("policy", {"a": 0})
+        assert engine.restore().step == 1
+        assert engine.store.context(1).config == {"lr": 0.1}
+    with pytest.raises(InvalidInputError, match="there is no `store`"):
+        CheckpointEngine.open({})
