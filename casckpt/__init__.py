@@ -39,6 +39,10 @@ from casckpt.errors import (
 from casckpt.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from casckpt.engine.config import EngineConfig
+    from casckpt.engine.engine import CheckpointEngine
+    from casckpt.engine.report import EngineReport
+    from casckpt.engine.strategy import Recent, SaveStrategy
     from casckpt.state.rng import RngState
     from casckpt.state.rng_guard import RngGuard
     from casckpt.store.background import SaveHandle
@@ -50,10 +54,13 @@ __all__ = [
     "AlreadyExistsError",
     "BusyError",
     "CasckptError",
+    "CheckpointEngine",
     "ConcurrentMutationError",
     "ConfigDriftWarning",
     "ConflictError",
     "CorruptionError",
+    "EngineConfig",
+    "EngineReport",
     "FencedError",
     "IncompleteError",
     "InvalidInputError",
@@ -61,11 +68,13 @@ __all__ = [
     "NotFoundError",
     "OutOfSpaceError",
     "ReadOnlyError",
+    "Recent",
     "RestoreReport",
     "RngGuard",
     "RngState",
     "SaveFailedError",
     "SaveHandle",
+    "SaveStrategy",
     "Snapshot",
     "StepOrderError",
     "StorageError",
@@ -78,10 +87,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CheckpointEngine": ("casckpt.engine.engine", "CheckpointEngine"),
+    "EngineConfig": ("casckpt.engine.config", "EngineConfig"),
+    "EngineReport": ("casckpt.engine.report", "EngineReport"),
+    "Recent": ("casckpt.engine.strategy", "Recent"),
     "RestoreReport": ("casckpt.store.values", "RestoreReport"),
     "RngGuard": ("casckpt.state.rng_guard", "RngGuard"),
     "RngState": ("casckpt.state.rng", "RngState"),
     "SaveHandle": ("casckpt.store.background", "SaveHandle"),
+    "SaveStrategy": ("casckpt.engine.strategy", "SaveStrategy"),
     "Snapshot": ("casckpt.store.values", "Snapshot"),
     "Store": ("casckpt.store.store", "Store"),
     "VerifyReport": ("casckpt.store.values", "VerifyReport"),
