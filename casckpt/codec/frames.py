@@ -11,8 +11,8 @@ advances by one, three are known. How new frames are stored is the *method*:
     between   the difference to the mean of a frame before and one after, in a pyramid of steps (`pictures.pyramid`)
     smoothed  the same to the smoothed mean, in which the noise of a camera averages out
 
-In the last three a new frame is compared with the one before it in its *series* (environments that take turns in a
-ring are as many series); before the first stands the base's last frame, or zeros.
+In the last three a new frame is compared with the one before it in its *series*: of environments that take turns in a
+ring each is one, and so is each plane of color. Before the first stands the base's last frame, or zeros.
 
     params   item size u8 · method u8 · series u16 · frame size u32 · picture width u32 · rest before the frames u32 ·
              frames u32 · new frames u32 · base: rest u32, frames u32 · changed items u32, long gaps u32 ·
@@ -28,6 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ _ITEM_SIZES = (1, 2, 4, 8)
 _ALWAYS_CHANGES = 1 / 8  # of the words changed from frame to frame: below it the method wins without a trial
 _CHANGES_MAX = 1 / 2  # of all items, besides one whole frame
 _SAMPLE_FRAMES = 9  # consecutive: three steps of a pyramid
+_SIDE_MIN = 8  # pixels: less is no picture
 _LONG_GAP = 255  # in the stream of gaps: the gap is this much longer than the next of the long gaps
 
 _HEAD = struct.Struct("<BBHIIIIIIIII")
@@ -58,7 +60,7 @@ class Frames(NamedTuple):
         size: bytes of a frame: one picture of a stack, or a row where nothing is stacked.
         width: bytes of a row of pixels, for smoothing; 0: not a picture.
         itemsize: bytes per number: 1, 2, 4 or 8.
-        series: environments that take turns, row by row.
+        per_row: frames in each row of the buffer: pictures of a stack, environments, planes of color.
         skip: bytes of the chunk before its first whole frame.
         base_skip: the same of the base.
     """
@@ -66,7 +68,7 @@ class Frames(NamedTuple):
     size: int
     width: int = 0
     itemsize: int = 1
-    series: int = 1
+    per_row: int = 1
     skip: int = 0
     base_skip: int = 0
 
@@ -79,6 +81,28 @@ class Plan:
     pixels: choose.Plan
     width: int  # of the leaf's frames, with
     itemsize: int
+
+
+def frames_of(row_shape: Sequence[int], itemsize: int) -> Frames | None:
+    """How rows of one shape are frames: pictures, else vectors; None for rows that are too small.
+
+    Bytes whose last two dimensions have at least 8 each are pictures, one by one, be they stacked, planes of color or
+    of several environments. With a smaller last dimension, as in (height, width, colors), three dimensions are one.
+    """
+    sides = [each for each in row_shape if each > 1]
+    dims, width = 1, 0
+    if itemsize == 1 and len(sides) > 1 and min(sides[-2:]) >= _SIDE_MIN:
+        dims, width = 2, sides[-1]
+    elif itemsize == 1 and len(sides) > 2 and min(sides[-3:-1]) >= _SIDE_MIN:
+        dims, width = 3, sides[-2] * sides[-1]
+    size = prod(sides[-dims:]) * itemsize
+    if size < FRAME_SIZE_MIN:  # a few numbers: of all environments together
+        dims, size = len(sides), prod(sides) * itemsize
+    per_row = prod(sides[:-dims]) if dims < len(sides) else 1
+    if size < FRAME_SIZE_MIN or per_row >= 1 << 16:
+        return None
+    item = gcd(itemsize, _ITEM_SIZES[-1])
+    return Frames(size, width, item, per_row)
 
 
 def encode_frames(
@@ -124,19 +148,19 @@ def encode_frames(
 
 
 def _check(frames: Frames) -> None:
-    size, width, itemsize, series, skip, base_skip = frames
+    size, width, itemsize, per_row, skip, base_skip = frames
     if (
         not FRAME_SIZE_MIN <= size < 1 << 32
         or itemsize not in _ITEM_SIZES
         or size % itemsize
         or not 0 <= width <= size
         or (width and size % width)
-        or not 1 <= series < 1 << 16
+        or not 1 <= per_row < 1 << 16
         or min(skip, base_skip) < 0
     ):
         raise InvalidInputError(
             f"{frames}: expected frames of at least {FRAME_SIZE_MIN} bytes, whole items of 1, 2, 4 or 8 bytes and "
-            "whole rows of pixels in them, and at least one series",
+            "whole rows of pixels in them, and at least one in each row",
             frames=frames,
         )
 
@@ -168,7 +192,8 @@ def _encode(plain: memoryview, frames: Frames, known: Array, plan: Plan | None) 
     new = np.flatnonzero(is_new)
     stack = np.empty((1 + len(new), frames.size), np.uint8)
     stack[0] = known[-1] if len(known) else 0
-    np.take(own, new[_series_order(len(new), frames.series)], axis=0, out=stack[1:], mode="clip")
+    series = max(1, round(len(new) * frames.per_row / len(own)))  # new frames of a row come one for each series
+    np.take(own, new[_series_order(len(new), series)], axis=0, out=stack[1:], mode="clip")
     before = numbers.copy()
     before[1:] = numbers[:-1] + 1
     before[0] = len(known)
@@ -183,7 +208,7 @@ def _encode(plain: memoryview, frames: Frames, known: Array, plan: Plan | None) 
         if method == PLAIN and len(new) == len(own):
             return None, learned
     head = _HEAD.pack(
-        frames.itemsize, method, frames.series, frames.size, frames.width if method == SMOOTHED else 0, frames.skip,
+        frames.itemsize, method, series, frames.size, frames.width if method == SMOOTHED else 0, frames.skip,
         len(own), len(new), frames.base_skip if len(known) else 0, len(known), change_count, long_count,
     )  # fmt: skip
     params = head + b"".join(_PART.pack(each.codec, each.stored_size, len(each.params)) + each.params for each in parts)

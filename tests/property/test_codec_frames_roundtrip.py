@@ -94,7 +94,7 @@ def test_every_chunk_of_frames_comes_back(
         "same": b"ab" + rows[count * row_size : 2 * count * row_size],
         "sibling": b"ab" + rows[(count + 1) * row_size :],
     }[which]
-    frames = Frames(size, width, itemsize, series, skip, 2)
+    frames = Frames(size, width, itemsize, series * stack, skip, 2)
     view = None if base is None else memoryview(base)
     encoded = encode_frames(memoryview(plain), frames, view, ceiling=2 * len(plain) + 1000)
     if encoded is None:  # nothing repeats and nothing follows from anything

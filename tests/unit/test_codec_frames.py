@@ -14,7 +14,7 @@ import zstandard
 from casckpt.codec import Encoded, Hint, decode_into, pictures, zstd
 from casckpt.codec.best import Base, encode_best
 from casckpt.codec.contract import FRAMES, RAW, TRIAL_INTERVAL
-from casckpt.codec.frames import BETWEEN, CHANGES, PLAIN, SMOOTHED, Frames, encode_frames
+from casckpt.codec.frames import BETWEEN, CHANGES, PLAIN, SMOOTHED, Frames, encode_frames, frames_of
 from casckpt.codec.level import LEVELS
 from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CorruptionError, InvalidInputError
@@ -236,7 +236,7 @@ def test_environments_that_take_turns_are_compared_with_themselves() -> None:
     rng = np.random.default_rng(7)
     films = [clean(20) + rng.integers(0, 100, (1, SIDE, SIDE), dtype=np.uint8) for _ in range(3)]
     rows = memoryview(np.stack([films[row % 3][row // 3] for row in range(60)]).reshape(-1))
-    size = size_of(encode_frames(rows, PICTURE._replace(series=3), ceiling=len(rows)))
+    size = size_of(encode_frames(rows, PICTURE._replace(per_row=3), ceiling=len(rows)))
     assert size < 3 * PIXELS + 60 * 8 * 6 + 2000  # a picture of each, and what moves
     assert encode_frames(rows, PICTURE, ceiling=len(rows)) is None  # in one series nothing follows from the one before
 
@@ -276,7 +276,7 @@ WRONG_FRAMES = {
     "part of an item": Frames(66, itemsize=4),
     "part of a row": Frames(64, 7),
     "negative width": Frames(64, -8),
-    "no series": Frames(64, series=0),
+    "none in a row": Frames(64, per_row=0),
     "negative skip": Frames(64, skip=-1),
     "negative skip of the base": Frames(64, base_skip=-1),
 }
@@ -286,6 +286,35 @@ WRONG_FRAMES = {
 def test_frames_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match="expected frames of at least 16 bytes"):
         encode_frames(memoryview(bytes(640)), WRONG_FRAMES[name], ceiling=1000)
+
+
+ROWS = {
+    # shape of a row, item size: its frames
+    ((4, 84, 84), 1): Frames(7056, 84, 1, 4),
+    ((8, 4, 84, 84), 1): Frames(7056, 84, 1, 32),
+    ((1, 3, 64, 48), 1): Frames(64 * 48, 48, 1, 3),
+    ((84, 84), 1): Frames(7056, 84, 1, 1),
+    ((84, 84, 1), 1): Frames(7056, 84, 1, 1),
+    ((2, 84, 84, 3), 1): Frames(84 * 84 * 3, 252, 1, 2),
+    ((128,), 1): Frames(128, 0, 1, 1),
+    ((17,), 4): Frames(68, 0, 4, 1),
+    ((5, 17), 8): Frames(136, 0, 8, 5),
+    ((64, 64), 4): Frames(256, 0, 4, 64),
+    ((64, 1), 4): Frames(256, 0, 4, 1),
+    ((8, 3), 4): Frames(96, 0, 4, 1),
+    ((4,), 16): Frames(64, 0, 8, 1),
+    ((3,), 4): None,
+    ((), 8): None,
+    ((0,), 8): None,
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_rows_of_a_shape_are_frames(row: tuple[tuple[int, ...], int]) -> None:
+    found = frames_of(*row)
+    assert found == ROWS[row]
+    if found is not None:
+        assert found.size * found.per_row == np.prod(row[0]) * row[1]
 
 
 # --- arithmetic ---
