@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from casckpt.engine.engine import CheckpointEngine
     from casckpt.engine.report import EngineReport
     from casckpt.engine.strategy import Recent, SaveStrategy
+    from casckpt.recovery.migrations import migration
     from casckpt.state.rng import RngState
     from casckpt.state.rng_guard import RngGuard
     from casckpt.store.background import SaveHandle
@@ -83,6 +84,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UnsupportedStateError",
     "VerifyReport",
+    "migration",
     "open",
 ]
 
@@ -99,6 +101,7 @@ _LAZY = {
     "Snapshot": ("casckpt.store.values", "Snapshot"),
     "Store": ("casckpt.store.store", "Store"),
     "VerifyReport": ("casckpt.store.values", "VerifyReport"),
+    "migration": ("casckpt.recovery.migrations", "migration"),
     "open": ("casckpt.store.opening", "open_store"),
 }
 

@@ -1,20 +1,34 @@
 """Recovery: from a dead run to a continuation that was checked.
 
+* `load_into`: a snapshot into live objects with changes: migrated, in parts, with values kept or set;
 * `compare_lines`, `continuation`: steps that were committed twice, compared bit by bit;
-* `bisect_check`: the first step at which a check of your own fails.
+* `bisect_check`: the first step at which a check of your own fails;
+* `open_generation`: fences every process that still believes to be the learner.
 
 Sits on engine and store; whatever it changes, it changes through them.
 """
 
 from casckpt.recovery.bisection import Bisection, bisect_check, command_check
+from casckpt.recovery.loading import LoadReport, config_drift, load_into
+from casckpt.recovery.migrations import Migrations, migration
+from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
 __all__ = [
     "Bisection",
     "Divergence",
+    "Generation",
     "LineComparison",
+    "LoadReport",
+    "Migrations",
     "bisect_check",
     "command_check",
     "compare_lines",
+    "config_drift",
     "continuation",
+    "list_generations",
+    "load_into",
+    "migration",
+    "open_generation",
+    "own_generation",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from casckpt.limits import ENTRY_SIZE_MAX
 
 _METADATA_SIZE_MAX = ENTRY_SIZE_MAX // 16  # an entry also holds inline objects; larger tables belong into the state
 _SHOWN = 20
+ABSENT: Any = object()
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
@@ -111,18 +112,35 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
-def changed_items(old: Any, new: Any, path: str = "") -> list[str]:
-    """Item-by-item differences of two plain configs, as text."""
+class ItemChange(NamedTuple):
+    """An item of a plain config that has another value; ABSENT on the side that lacks it."""
+
+    path: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        if self.after is ABSENT:
+            return f"{self.path} was {self.before!r}, is gone"
+        if self.before is ABSENT:
+            return f"{self.path} is new: {self.after!r}"
+        return f"{self.path}: {self.before!r} → {self.after!r}"
+
+
+def item_changes(old: Any, new: Any, path: str = "") -> Iterator[ItemChange]:
+    """Item-by-item differences of two plain configs; paths are dotted."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
         for key in [*old, *(key for key in new if key not in old)]:
             name = f"{path}.{key}" if path else str(key)
-            if key not in new:
-                found.append(f"{name} was {old[key]!r}, is gone")
-            elif key not in old:
-                found.append(f"{name} is new: {new[key]!r}")
+            if key in old and key in new:
+                yield from item_changes(old[key], new[key], name)
             else:
-                found += changed_items(old[key], new[key], name)
-        return found if path or len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
-    is_equal = msgspec.json.encode(old) == msgspec.json.encode(new)  # 1, 1.0 and True are three values
-    return [] if is_equal else [f"{path or 'config'}: {old!r} → {new!r}"]
+                yield ItemChange(name, old.get(key, ABSENT), new.get(key, ABSENT))
+    elif msgspec.json.encode(old) != msgspec.json.encode(new):  # 1, 1.0 and True are three values
+        yield ItemChange(path or "config", old, new)
+
+
+def changed_items(old: Any, new: Any) -> list[str]:
+    """Item-by-item differences of two plain configs, as text; the first of very many."""
+    found = [str(change) for change in item_changes(old, new)]
+    return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
