@@ -84,7 +84,9 @@ class ObjectReader:
             StorageError: it could not be read now, which says nothing of its content.
         """
         if txn is None:
-            with self._kv().read() as own:
+            with contextlib.suppress(IncompleteError), self._kv().read() as own:
+                return self.read(object_id, own)
+            with self._kv().read() as own:  # a collector may have rewritten its pack meanwhile
                 return self.read(object_id, own)
         places = places_of(txn, object_id)
         if not places:
@@ -181,7 +183,13 @@ class ObjectReader:
     def _read_single(self, request: Request, places: list[Place], failed: _Failed) -> None:
         self.pulse()
         try:
-            self._read_one(request, places)
+            try:
+                self._read_one(request, places)
+            except IncompleteError:
+                (found,) = self.locate([request.object_id])
+                if found == places:
+                    raise
+                self._read_one(request, found)  # a collector has rewritten its pack meanwhile
         except CasckptError as error:
             failed(request, error)
 

@@ -268,7 +268,7 @@ class Collection:
             del doomed[number]
         packs = [state.pack_id for state in doomed.values()]
         replacements: list[PackRef] = []
-        if rewriting is not None:
+        if rewriting is not None and rewriting.packs:
             copies = {ref.pack_id for ref in rewriting.replacements}
             if touched & rewriting.packs.keys() or self._is_condemned([*copies, *rewriting.pack_ids]):
                 return None, 0  # copies that lack something, or come too late: the next collection makes new ones

@@ -59,7 +59,7 @@ class Rewriting:
         for number, state in list(self.packs.items()):
             try:
                 self._copy_pack(state)
-            except CorruptionError:
+            except (CorruptionError, FileNotFoundError):  # damaged, or another collection was faster
                 del self.packs[number]
         self.replacements = self._writer.publish().packs
 
