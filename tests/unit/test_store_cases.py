@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 TABLE = (TESTS.parent / "docs" / "design" / "cases.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| (S\d\d) \| (.+?) \| (.+) \|$", TABLE, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| ([A-Z]\d\d) \| (.+?) \| (.+) \|$", TABLE, flags=re.MULTILINE)
 
 
 @cache
@@ -19,7 +19,9 @@ def names_in(path: str) -> frozenset[str]:
 
 
 def test_every_case_has_a_row_and_a_test() -> None:
-    assert [case for case, _, _ in ROWS] == [f"S{number:02d}" for number in range(1, 44)]
+    cases = [case for case, _, _ in ROWS]
+    assert [case for case in cases if case.startswith("S")] == [f"S{number:02d}" for number in range(1, 44)]
+    assert len(set(cases)) == len(cases)
     assert [case for case, _, shown in ROWS if "::test_" not in shown] == []
 
 
