@@ -35,6 +35,7 @@ from casckpt.engine.component import Component
 from casckpt.engine.config import EngineConfig, read_config
 from casckpt.engine.report import EngineReport, describe
 from casckpt.engine.saves import Facts, Saves
+from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.errors import AlreadyExistsError, CasckptError, InvalidInputError, StepOrderError
 from casckpt.format.entry import MetricValue
@@ -99,6 +100,9 @@ class CheckpointEngine:
         self._owner: int | None = None
         self._request = ""
         self._updating = 0
+        self._stop = 0
+        self._pausing = threading.Lock()
+        self._is_paused = False
         self._is_closed = False
         self._owns_store = False
 
@@ -190,7 +194,11 @@ class CheckpointEngine:
         self.global_step = number
         self._saves.collect()
         if self._request:
-            return self._save(list(self._components.values()), metrics, {"requested": self._request})
+            handle = self._save(list(self._components.values()), metrics, {"requested": self._request})
+            if self._stop:
+                self.wait()
+                raise SystemExit(128 + self._stop)
+            return handle
         return self._save_due(metrics)
 
     def advance_step(self, metrics: Mapping[str, MetricValue] | None = None) -> SaveHandle | None:
@@ -246,6 +254,39 @@ class CheckpointEngine:
             yield
         finally:
             self._updating -= 1
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Nothing registered changes in here, as in an evaluation: a signal's deadline may save in the middle of it."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            with self._pausing:  # until a save that began in here has ended
+                self._is_paused = False
+
+    # --- the end announced ---
+
+    def on_signals(self, deadline_s: float = 20.0) -> contextlib.AbstractContextManager[None]:
+        """While the block is open, SIGTERM and SIGINT save once more and end the training; see `engine.signals`.
+
+        The first one saves everything at the next safe point, where `step` raises SystemExit; after `deadline_s` s
+        inside a `pause()`. The second one ends the process at once. Only in the main thread.
+        """
+        return listening(self, deadline_s)
+
+    def request_stop(self, name: str, number: int) -> None:
+        """Save everything at the next safe point, and raise SystemExit there. May be called from anywhere."""
+        self._stop = number
+        self.request_save(name)
+
+    def save_in_pause(self, name: str) -> bool:
+        """Save everything, durably, if the loop stands inside a `pause()`; whether it does. For another thread."""
+        with self._pausing:
+            if not self._is_paused:
+                return False
+            self._save(list(self._components.values()), None, {"requested": name}, is_async=False)
+            return True
 
     # --- bringing back ---
 
