@@ -33,7 +33,7 @@ RANK_MAX = 64  # dimensions of a tensor (numpy's own bound)
 NAME_SIZE_MAX = 200  # run, branch, tag and component names, in UTF-8 bytes: they end up in index keys (511 at most)
 
 # --- replay ---
-SEGMENT_SIZE_MIN = 64 * 1024  # rows stored together, in bytes: smaller ones cost more to list than they save
+SEGMENT_SIZE_MIN = MIB  # rows that one commit stores together, in bytes: cut smaller, columns lie in mixed chunks
 SEGMENT_SIZE_MAX = 16 * MIB  # what a ring may hold of rows that are gone, and a restore that needs one row looks up
 SEGMENT_SHARE = 16  # of a ring's capacity: the same bound for small rings
 GROUP_LEVEL_MAX = 8  # groups of groups: 32**8 segments
@@ -47,4 +47,7 @@ POOL_THREADS_MAX = 8
 LOCK_TIMEOUT_S = 30.0  # then BusyError names the holder
 LEASE_PULSE_S = 5.0  # a reader's counter moves so often while it reads
 LEASE_TIMEOUT_S = 30.0  # a lease whose counter stands still for so long is dead
+BEAT_PERIOD_S = 5.0  # a process of a training says so often that it is alive
+BEAT_TIMEOUT_S = 30.0  # and is dead after so long without news, by the observer's clock: five beats may get lost
+SAMPLE_BEHIND_MAX = 300  # learner steps that the policy of a sample may be old
 PROBE_TIMEOUT_S = 20.0  # a suspect index is opened in a subprocess that may not take longer

@@ -24,6 +24,7 @@ from casckpt.objects.bases import Bases, IsPresent, ReadParent, Standing, inheri
 from casckpt.objects.reader import ObjectReader
 
 if TYPE_CHECKING:  # loads NumPy
+    from casckpt.codec.frames import Frames
     from casckpt.codec.prediction import Operand
 
 
@@ -50,12 +51,19 @@ class Prediction(NamedTuple):
     key: Hashable = None
 
 
+class Sibling(NamedTuple):
+    """Another chunk of this snapshot that likely has frames of a chunk: by position; `skip` as in `Base`."""
+
+    position: int
+    skip: int
+
+
 class ChunkTask(NamedTuple):
     """A chunk to be stored if it is new.
 
     `read` gives its plain bytes, without copying where it can; `known_id` is what the parent snapshot has in its place,
     and `read_parent` gives those bytes while they are still in memory. `predictions` are candidates: one
-    of them may hold.
+    of them may hold. `frames` says how a chunk of pictures is frames, and `sibling` which earlier chunk may have some.
     """
 
     read: Callable[[], memoryview]
@@ -66,6 +74,8 @@ class ChunkTask(NamedTuple):
     limits: Limits
     predictions: Sequence[Prediction] = ()
     read_parent: ReadParent | None = None
+    frames: Frames | None = None
+    sibling: Sibling | None = None
 
     def operands(self, number: int) -> set[tuple[int, bool]]:
         """Positions of the operands of one candidate, each with whether it is of the parent snapshot."""
@@ -147,6 +157,10 @@ class ChunkEncoder:
         """Candidates of a chunk whose operands are in its batch."""
         return self._groups.allowed.get(at, ())
 
+    def sibling(self, at: int) -> Sibling | None:
+        """The sibling of a chunk, if it is in its batch."""
+        return self.tasks[at].sibling if at in self._groups.beside else None
+
     def batches(self) -> list[list[int]]:
         """Positions in batches of about BATCH_SIZE; chunks and the operands they are predicted from stay together."""
         found: list[list[int]] = []
@@ -198,6 +212,9 @@ class _Batch:
                         wanted[known_id] = self._tasks[other].read_parent
                     elif not is_before and other not in self._new:
                         wanted.setdefault(ids[other], None)
+                sibling = encoder.sibling(at)
+                if sibling is not None and sibling.position not in self._new:
+                    wanted.setdefault(ids[sibling.position], None)
             self._bases = Bases(encoder.reader, encoder.is_present, wanted, (ids[at] for at in new))
             self._fetch(self._bases)
 
@@ -347,14 +364,38 @@ class _Batch:
         lineage: list[Standing] = []
         if bases is not None and task.known_id is not None and object_id not in bases.lost:
             lineage = bases.lineage(task.known_id)
-        candidates = [Base(each.cost, lambda each=each: bases.plain(each.object_id)) for each in lineage]  # type: ignore[misc,union-attr]
-        form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits)
+        skip = task.frames.skip if task.frames else 0
+        candidates = [Base(each.cost, lambda each=each: bases.plain(each.object_id), skip) for each in lineage]  # type: ignore[misc,union-attr]
+        sibling = self._encoder.sibling(at)
+        beside = self._sibling_standing(at)
+        if sibling is not None and beside is not None:
+            candidates.append(Base(beside.cost, lambda: self._plains[sibling.position], sibling.skip))
+        form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits, task.frames)
         if number is None:
             # A record that was lost may be a base of others still: what takes its place must not lie inline.
             is_tied = bases is not None and object_id in bases.lost
             return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size), is_tied=is_tied)
-        depth, cost = inherit([lineage[number]], [lineage[number]], decode_cost(form, task.size))
-        return Outcome(at, object_id, task.size, form, (lineage[number].object_id,), depth, min(cost, COST_MAX))
+        is_tied = False
+        if number < len(lineage):
+            base = lineage[number]
+        else:
+            assert sibling is not None and beside is not None
+            base, is_tied = beside, sibling.position in self._new
+            self.relied_on.add(sibling.position)
+        depth, cost = inherit([base], [base], decode_cost(form, task.size))
+        return Outcome(at, object_id, task.size, form, (base.object_id,), depth, min(cost, COST_MAX), is_tied)
+
+    def _sibling_standing(self, at: int) -> Standing | None:
+        """The sibling of a chunk as a base, if it may be one."""
+        sibling, bases = self._encoder.sibling(at), self._bases
+        if sibling is None or bases is None or self._ids[at] in bases.lost:
+            return None
+        if sibling.position in self._new:
+            standing = self._stored.get(sibling.position)
+        else:
+            standing = bases.standing(self._ids[sibling.position])
+        is_usable = standing is not None and standing.object_id != self._ids[at] and standing.depth < DEPTH_MAX
+        return standing if is_usable else None
 
 
 class Groups:
@@ -378,19 +419,29 @@ class Groups:
                 self._allow(tasks[at], at, number)
         for at in predicted:
             self._rank(tasks, at, set())
-        self._has_groups = bool(predicted)
+        self.beside: set[int] = set()  # those whose sibling is in their batch
+        for at, task in enumerate(tasks):
+            if task.sibling is not None and self._unite({at, task.sibling.position}, task.size):
+                self.beside.add(at)
+                self.ranks[at] = max(self.ranks[at], 1 + self.ranks[task.sibling.position])
+        self._has_groups = bool(predicted or self.beside)
 
     def _allow(self, task: ChunkTask, at: int, number: int) -> None:
         """Let a candidate be tried, unless that would make a group too large."""
-        roots = {self._root(each) for each, _ in task.operands(number)} | {self._root(at)}
+        if self._unite({each for each, _ in task.operands(number)} | {at}, task.size):
+            self.allowed[at].append(number)
+
+    def _unite(self, positions: Iterable[int], task_size: int) -> bool:
+        """Put chunks into one group, unless that would be too large."""
+        roots = {self._root(each) for each in positions}
         size = sum(self._sizes[root] for root in roots)
-        if len(roots) > 1 and size > max(BATCH_SIZE, GROUP_TASKS_MAX * task.size):
-            return
+        if len(roots) > 1 and size > max(BATCH_SIZE, GROUP_TASKS_MAX * task_size):
+            return False
         first = min(roots)
         for root in roots:
             self._roots[root] = first
         self._sizes[first] = size
-        self.allowed[at].append(number)
+        return True
 
     def _root(self, at: int) -> int:
         while self._roots[at] != at:

@@ -51,6 +51,7 @@ from casckpt.store.rings import (
     load_nodes,
     ring_manifest,
     segment_chunk_size,
+    with_frames,
 )
 from casckpt.store.wholeness import FLAWS, Source, WholenessCheck
 
@@ -359,7 +360,8 @@ class Components:
             previous = draft.previous.get(name)
             if previous is not None and not _is_laid_out_alike(previous, plan.captured):
                 previous = None
-            tasks += self._tasks_of(name, plan, level_limits[levels[name]], previous, predictions)
+            own = self._tasks_of(name, plan, level_limits[levels[name]], previous, predictions)
+            tasks += with_frames(own, len(tasks), plan.captured.structure, plan.layout) if is_segment(name) else own
         for at in operand_positions(tasks):
             tasks[at] = tasks[at]._replace(limits=tasks[at].limits._replace(is_operand=True))
         return tasks

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
+from casckpt.codec.frames import Frames, frames_of
 from casckpt.errors import CorruptionError, SaveFailedError
 from casckpt.format import wire
 from casckpt.format.dtypes import itemsize_of
-from casckpt.format.layout import plan_layout
+from casckpt.format.layout import Layout, plan_layout
 from casckpt.format.record import MANIFEST, STRUCTURE
 from casckpt.format.snapshot import (
     RING_MANIFEST_VERSION,
@@ -29,6 +31,7 @@ from casckpt.format.structure import VERSION, Structure, decode_structure, encod
 from casckpt.format.structure import Mapping as MappingNode
 from casckpt.ids import ObjectId, short
 from casckpt.limits import CHUNK_SIZE_MIN
+from casckpt.objects.chunks import ChunkTask, Sibling
 from casckpt.objects.writer import ObjectWriter
 from casckpt.replay.ring import Take
 from casckpt.replay.segments import Node, Range, grouped, kept, rebuilt
@@ -50,6 +53,50 @@ def segment_chunk_size(structure: Structure, chunk_size: int) -> int:
     widths = [prod(leaf.shape[1:]) * itemsize_of(leaf.kind, leaf.dtype) for leaf in structure.leaves]
     width = max(widths, default=0) or 1
     return max(chunk_size - chunk_size % width, CHUNK_SIZE_MIN) if width <= chunk_size else chunk_size
+
+
+class FrameHint(NamedTuple):
+    """How a chunk of a segment is frames, and which chunk of the same segment likely has some of them."""
+
+    frames: Frames
+    sibling: int | None
+    sibling_skip: int
+
+
+def frame_hints(structure: Structure, layout: Layout) -> dict[int, FrameHint]:
+    """For the chunks of columns that may repeat: pictures, and any column beside another of the same kind.
+
+    A column's sibling is the one before it with rows of the same dtype and shape (`next_obs` beside `obs`); a chunk
+    without one is compared with the chunk before it.
+    """
+    found: dict[int, FrameHint] = {}
+    firsts: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for leaf in structure.leaves:
+        spans = layout.spans(leaf.block) if leaf.block >= 0 else []
+        is_alone = bool(spans) and spans[0].offset == 0 and layout.chunk_sizes[spans[0].chunk] == spans[0].size
+        frames = frames_of(leaf.shape[1:], itemsize_of(leaf.kind, leaf.dtype)) if is_alone else None
+        if frames is None:
+            continue
+        chunks = [span.chunk for span in spans]
+        beside = firsts.setdefault((leaf.dtype, leaf.shape[1:]), chunks)
+        if frames.width == 0 and beside is chunks:
+            continue
+        for number, (chunk, span) in enumerate(zip(chunks, spans, strict=True)):
+            sibling = beside[number] if beside is not chunks else chunks[number - 1] if number else None
+            before = spans[number if beside is not chunks else number - 1].start if sibling is not None else 0
+            own = frames._replace(skip=-span.start % frames.size)
+            found[chunk] = FrameHint(own, sibling, -before % frames.size)
+    return found
+
+
+def with_frames(tasks: Sequence[ChunkTask], first: int, structure: Structure, layout: Layout) -> Sequence[ChunkTask]:
+    """The tasks of a segment's chunks, which stand from `first` on in a commit, with what they may repeat."""
+    hints = frame_hints(structure, layout)
+    found = list(tasks)
+    for chunk, (frames, sibling, skip) in hints.items():
+        beside = None if sibling is None else Sibling(first + sibling, skip)
+        found[chunk] = found[chunk]._replace(frames=frames, sibling=beside)
+    return found
 
 
 def load_nodes(catalog: Catalog, manifest: Manifest) -> list[Node]:
