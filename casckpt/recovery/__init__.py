@@ -3,24 +3,39 @@
 * `load_into`: a snapshot into live objects with changes: migrated, in parts, with values kept or set;
 * `compare_lines`, `continuation`: steps that were committed twice, compared bit by bit;
 * `bisect_check`: the first step at which a check of your own fails;
-* `open_generation`: fences every process that still believes to be the learner.
+* `open_generation`: fences every process that still believes to be the learner;
+* `BeatFile`, `BeatFolder`, `BeatServer`, `BeatClient`: who is alive, in a shared folder or over HTTP;
+* `SampleGate`, `SampleHold`, `Frontier`: which samples and items a recovered learner trains on.
 
 Sits on engine and store; whatever it changes, it changes through them.
 """
 
+from casckpt.recovery.beat_server import BeatClient, BeatServer
+from casckpt.recovery.beats import Beat, BeatFile, BeatFolder, Pulse
 from casckpt.recovery.bisection import Bisection, bisect_check, command_check
 from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
+from casckpt.recovery.samples import Frontier, SampleGate, SampleHold, Version
 from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
 __all__ = [
+    "Beat",
+    "BeatClient",
+    "BeatFile",
+    "BeatFolder",
+    "BeatServer",
     "Bisection",
     "Divergence",
+    "Frontier",
     "Generation",
     "LineComparison",
     "LoadReport",
     "Migrations",
+    "Pulse",
+    "SampleGate",
+    "SampleHold",
+    "Version",
     "bisect_check",
     "command_check",
     "compare_lines",

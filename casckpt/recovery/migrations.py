@@ -69,7 +69,8 @@ class Migrations:
         if missing:
             raise MismatchError(
                 f"the snapshot has schema version {found}, this code expects {expected}, and no migration leads on "
-                f"from {missing}. Nothing was touched. Register one with `@casckpt.migration(from_version={missing[0]})`.",
+                f"from {missing}. Nothing was touched. Register one with "
+                f"`@casckpt.migration(from_version={missing[0]})`.",
                 expected=expected,
                 found=found,
                 missing=missing,

@@ -1,0 +1,156 @@
+"""Heartbeats: who of a training is alive, told by counters, never by comparing clocks.
+
+Each process has a file in a folder that all can see, and writes into it how far it is: a counter that every beat
+raises, its generation, step and phase. An observer calls it dead when the counter has stood still for `timeout_s` of
+the observer's *own* monotonic clock, or at once when the process is gone from this machine. For hosts that share no
+folder, the same beats go over HTTP (`beat_server`).
+
+This is the run's own state: nothing of it is part of the store, and nothing is synced. A beat that is read while it is
+written counts as no news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import msgspec
+
+from casckpt.digest import check16
+from casckpt.errors import StorageError
+from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
+from casckpt.storage.fs import read_file
+from casckpt.storage.process import System, owner_of
+from casckpt.store.catalog import check_name
+
+_SIZE = 1024  # of a file, padded, so that a beat is one write
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """What a process says of itself. `phase` is for people: "training", "saving", "evaluating"."""
+
+    name: str
+    counter: int
+    generation: int = 0
+    step: int = -1
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A process as an observer sees it: its last beat, how long ago that was news, and whether it counts as alive."""
+
+    beat: Beat
+    still_s: float
+    is_alive: bool
+
+
+class Liveness:
+    """Judges counters by the observer's clock; knows nothing of files or sockets."""
+
+    def __init__(self, *, timeout_s: float = BEAT_TIMEOUT_S, system: System | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._now_s = (system or System()).monotonic_s
+        self._seen: dict[str, tuple[Beat, float]] = {}
+
+    def see(self, key: str, beat: Beat) -> None:
+        """A beat arrived, or was read; one that says nothing new changes nothing."""
+        known = self._seen.get(key)
+        if known is None or known[0].counter != beat.counter:
+            self._seen[key] = beat, self._now_s()
+
+    def forget(self, key: str) -> None:
+        self._seen.pop(key, None)
+
+    def pulses(self, gone: set[str] | None = None) -> dict[str, Pulse]:
+        """Everybody who was ever seen; those whose keys are in `gone` are dead whatever their counter says."""
+        now_s = self._now_s()
+        return {
+            key: Pulse(beat, now_s - since_s, now_s - since_s < self._timeout_s and key not in (gone or ()))
+            for key, (beat, since_s) in self._seen.items()
+        }
+
+
+class BeatFile:
+    """The writer's side. One per process and name; made again in a forked child.
+
+    Args:
+        folder: that the observers read; made when it is not there.
+        name: of this process in the training: "learner", "actor-3".
+        period_s: how often `beat` writes at most, whenever it is called; a change of phase or generation is written at
+            once.
+    """
+
+    def __init__(
+        self, folder: str, name: str, *, period_s: float = BEAT_PERIOD_S, system: System | None = None
+    ) -> None:
+        self._system = system or System()
+        self._period_s = period_s
+        fs = self._system.file_system
+        fs.make_folder(folder)
+        identity = self._system.lease_path("").rpartition("/")[2]
+        self._path = f"{folder}/{check_name(name, 'process')}@{identity}"
+        self._file = fs.create(self._path)
+        self._last = Beat(name, 0)
+        self._write_s = self._system.monotonic_s()
+        self._write()
+
+    def beat(self, step: int = -1, *, generation: int = 0, phase: str = "") -> None:
+        """Say that this process is alive. Cheap: call it in every turn of the loop.
+
+        Raises:
+            StorageError: the beat could not be written.
+        """
+        now_s = self._system.monotonic_s()
+        is_news = (generation, phase) != (self._last.generation, self._last.phase)
+        if now_s - self._write_s < self._period_s and not is_news:
+            return
+        self._write_s = now_s
+        self._last = Beat(self._last.name, self._last.counter + 1, generation, step, phase[:200])
+        self._write()
+
+    def _write(self) -> None:
+        body = msgspec.json.encode(self._last)
+        self._file.write([(check16(body) + body).ljust(_SIZE, b"\0")], 0)
+
+    def close(self) -> None:
+        """Say good-bye: the file goes, and nobody is missed."""
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            self._system.file_system.unlink(self._path)
+        self._file.close()
+
+
+class BeatFolder:
+    """The observer's side of a folder of beats."""
+
+    def __init__(self, folder: str, *, timeout_s: float = BEAT_TIMEOUT_S, system: System | None = None) -> None:
+        self._folder = folder
+        self._system = system or System()
+        self._liveness = Liveness(timeout_s=timeout_s, system=self._system)
+
+    def look(self) -> dict[str, Pulse]:
+        """Everybody by file name. Who closed its file is not there; who died is, as dead.
+
+        Raises:
+            StorageError: the folder cannot be read now.
+        """
+        fs = self._system.file_system
+        names = fs.list(self._folder)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                beat = decode_beat(read_file(fs, f"{self._folder}/{name}", _SIZE))
+                if beat is not None:
+                    self._liveness.see(name, beat)
+        for name in set(self._liveness.pulses()) - set(names):
+            self._liveness.forget(name)
+        return self._liveness.pulses({name for name in names if owner_of(name.rpartition("@")[2])[1] == "dead"})
+
+
+def decode_beat(content: bytes) -> Beat | None:
+    """The beat in a file; None when it is half written, or no beat."""
+    check, body = content[:16], content[16:].rstrip(b"\0")
+    if check16(body) != check:
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(body, type=Beat)
+    return None

@@ -1,0 +1,143 @@
+"""Who is alive, by a simulated clock of the observer; and the same over a real socket."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import casckpt
+from casckpt.recovery import BeatClient, BeatFile, BeatFolder, BeatServer, Version
+from casckpt.recovery.beats import Beat, decode_beat
+from casckpt.storage.process import System
+
+TOKEN = "0123456789abcdef"
+
+
+class Clock:
+    """Monotonic seconds that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_process_is_dead_after_the_timeout_of_the_observers_clock_and_not_before(tmp_path: Path) -> None:
+    own, observers = Clock(), Clock()
+    beats = BeatFile(str(tmp_path), "actor-1", system=System(monotonic_s=own))
+    folder = BeatFolder(str(tmp_path), system=System(monotonic_s=observers))
+    (pulse,) = folder.look().values()
+    assert (pulse.is_alive, pulse.beat.name) == (True, "actor-1")
+    observers.now_s += 29.9
+    assert [each.is_alive for each in folder.look().values()] == [True]
+    observers.now_s += 0.2
+    assert [each.is_alive for each in folder.look().values()] == [False]
+    own.now_s += 5
+    beats.beat(7, generation=2, phase="training")
+    (pulse,) = folder.look().values()
+    assert (pulse.is_alive, pulse.still_s) == (True, 0.0)
+    assert (pulse.beat.step, pulse.beat.generation, pulse.beat.phase) == (7, 2, "training")
+    beats.close()
+    assert folder.look() == {}
+
+
+def test_beats_are_written_once_a_period_and_news_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = BeatFile(str(tmp_path), "learner", period_s=5, system=System(monotonic_s=clock))
+    folder = BeatFolder(str(tmp_path))
+    counters = []
+    for step in range(20):
+        clock.now_s += 1
+        beats.beat(step)
+        counters.append(next(iter(folder.look().values())).beat.counter)
+    assert counters == [0] * 4 + [1] * 5 + [2] * 5 + [3] * 5 + [4]
+    beats.beat(20, phase="saving")
+    assert next(iter(folder.look().values())).beat.counter == 5
+    beats.close()
+
+
+def test_process_that_is_gone_from_this_machine_is_dead_at_once(tmp_path: Path) -> None:
+    script = f"from casckpt.recovery import BeatFile; BeatFile({str(tmp_path)!r}, 'actor')"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (pulse,) = BeatFolder(str(tmp_path)).look().values()
+    assert not pulse.is_alive
+
+
+def test_beat_that_is_half_written_is_no_news(tmp_path: Path) -> None:
+    beats = BeatFile(str(tmp_path), "actor")
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    folder = BeatFolder(str(tmp_path))
+    assert len(folder.look()) == 1
+    for cut in range(1, 80):
+        assert decode_beat(whole[:cut]) is None
+        path.write_bytes(bytes(byte ^ (at == cut) for at, byte in enumerate(whole)))
+        assert next(iter(folder.look().values())).beat == Beat("actor", 0)
+    beats.close()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a@b", "x" * 201])
+def test_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(casckpt.InvalidInputError):
+        BeatFile(str(tmp_path), name)
+
+
+def test_actor_learns_the_version_over_http_and_sees_a_recovery() -> None:
+    versions = [Version(0, 900)]
+    clock = Clock()
+    with BeatServer(lambda: versions[-1], token=TOKEN, system=System(monotonic_s=clock)) as server:
+        client = BeatClient(*server.address, name="actor-1", token=TOKEN)
+        assert client.beat(3, phase="rollout") == Version(0, 900)
+        versions.append(Version(1, 500))
+        assert client.beat(4) == Version(1, 500)
+        assert server.pulses()["actor-1"].beat == Beat("actor-1", 2, 0, 4, "")
+        clock.now_s += 31
+        assert not server.pulses()["actor-1"].is_alive
+        client.beat()
+        assert server.pulses()["actor-1"].is_alive
+        client.close()
+
+
+def test_nobody_is_heard_without_the_token() -> None:
+    with BeatServer(lambda: Version(0, 0), token=TOKEN) as server:
+        client = BeatClient(*server.address, name="stranger", token="another-token-of-16")
+        with pytest.raises(casckpt.StorageError, match="403"):
+            client.beat()
+        client.close()
+        assert server.pulses() == {}
+        connection = http.client.HTTPConnection(*server.address, timeout=5)
+        for method, path, body, code in [
+            ("GET", "/pulses", b"", 403),
+            ("POST", "/beat", b"{", 400),
+            ("POST", "/other", b"{}", 404),
+            ("POST", "/beat", b"x" * 5000, 413),
+            ("POST", "/beat", b"", 413),
+        ]:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            assert (response.read(), response.status) == (b"{}", code)
+        connection.request("GET", "/pulses", headers={"X-Casckpt-Token": TOKEN})
+        response = connection.getresponse()
+        assert (response.read(), response.status) == (b"{}", 200)
+        connection.close()
+    with pytest.raises(casckpt.InvalidInputError, match="16 characters"):
+        BeatServer(lambda: Version(0, 0), token="short")
+
+
+def test_learner_that_is_gone_is_a_storage_error_and_is_found_again() -> None:
+    server = BeatServer(lambda: Version(0, 1), token=TOKEN)
+    host, port = server.address
+    client = BeatClient(host, port, name="actor", token=TOKEN)
+    assert client.beat() == Version(0, 1)
+    client.close()
+    server.close()
+    with pytest.raises(casckpt.StorageError, match="did not answer"):
+        client.beat()
+    with BeatServer(lambda: Version(1, 0), token=TOKEN, port=port):
+        assert client.beat() == Version(1, 0)
+        client.close()
