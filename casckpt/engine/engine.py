@@ -325,7 +325,7 @@ class CheckpointEngine:
             targets, ref, strict=strict, branch=branch, leave=left, allow_mixed=allow_mixed, allow_pickle=allow_pickle
         )
         self._place(report)
-        return report
+        return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
 
     def _place(self, report: RestoreReport) -> None:
         snapshot = report.snapshot

@@ -6,6 +6,7 @@ save continues while an earlier one is still under way.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -22,6 +23,7 @@ from casckpt.store.background import IN_FLIGHT_MAX, Background, SaveHandle
 from casckpt.store.catalog import check_step
 from casckpt.store.commit import Committer
 from casckpt.store.draft import Draft, Drafter, Options
+from casckpt.store.in_flight import LARGE, noted
 from casckpt.store.rings import is_segment
 from casckpt.store.supersede import Superseder, check_base
 from casckpt.store.turns import Turns
@@ -163,7 +165,7 @@ class Saver:
 
     def _commit_staged(self, draft: Draft, staged: list[Captured], staging: Staging) -> Snapshot:
         try:
-            with self._turns.take("background commit", is_patient=True):
+            with self._noted(draft), self._turns.take("background commit", is_patient=True):
                 return self._commit(draft)
         finally:
             draft.settle({})
@@ -181,10 +183,18 @@ class Saver:
             if pending is not None:
                 base = SnapshotId(bytes.fromhex(pending.outcome().id))
             assert base is not None
-            return self._superseder.supersede(draft, base)
+            with self._noted(draft):
+                return self._superseder.supersede(draft, base)
         finally:
             draft.settle({})
             staging.release(staged)
+
+    def _noted(self, draft: Draft) -> contextlib.AbstractContextManager[None]:
+        """Leave word of a large save while it lasts."""
+        if sum(each.logical_bytes for each in draft.captured.values()) < LARGE:
+            return contextlib.nullcontext()
+        root, _, system, *_ = self._committer.places
+        return noted(root, system, self._committer.options["run"], draft.step, draft.names)
 
     # --- all of them ---
 

@@ -13,7 +13,9 @@ from casckpt.format.document import SUPERSEDED
 from casckpt.format.entry import MetricValue
 from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
 from casckpt.store.catalog import check_name
+from casckpt.store.commit import Committer
 from casckpt.store.draft import REST, Options
+from casckpt.store.in_flight import Interrupted, interrupted
 from casckpt.store.saver import Saver
 from casckpt.store.turns import Turns
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 class SavesInBackground:
     """See `Store`, which has what is declared here."""
 
+    run: str
     _saver: Saver
+    _committer: Committer
     _turns: Turns
     _writing: Callable[..., AbstractContextManager[None]]
 
@@ -93,6 +97,15 @@ class SavesInBackground:
         from casckpt.store.opening import add_feature  # which makes stores
 
         add_feature(cast("Store", self), SUPERSEDED)
+
+    def interrupted(self) -> tuple[Interrupted, ...]:
+        """Large background saves of this run that a process did not live to finish, by step.
+
+        A hint for people, kept until a collector clears the temporary files of dead processes: what such a save
+        published is listed like any other snapshot, and the rest is not there.
+        """
+        root, _, system, *_ = self._committer.places
+        return interrupted(root, system.file_system, self.run)
 
     def reserve(self, state: Mapping[str, Any], *, in_flight_max: int = IN_FLIGHT_MAX) -> None:
         """Allocate what `commit_async` needs to copy these components: its first calls are then as fast as later ones.

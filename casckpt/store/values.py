@@ -158,6 +158,7 @@ class RestoreReport(Value):
         casts: largest absolute change per leaf whose dtype was changed on request.
         next_draws: what each restored random stream gives next.
         not_stored: targets that the snapshot does not have, and that were left alone (only without `strict`).
+        interrupted: what large saves were under way when a process ended (only through the engine).
     """
 
     snapshot: Snapshot | None
@@ -167,6 +168,7 @@ class RestoreReport(Value):
     casts: Mapping[str, float] = field(default_factory=dict)
     next_draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     not_stored: tuple[str, ...] = ()
+    interrupted: tuple[str, ...] = ()
 
     @property
     def is_fresh(self) -> bool:
@@ -192,6 +194,7 @@ class RestoreReport(Value):
         lines += [f"  {name}: {facts['note']}" for name, facts in self.components.items() if "note" in facts]
         lines += [f"  not restored: {', '.join(self.not_restored)}"] if self.not_restored else []
         lines += [f"  not in the snapshot: {', '.join(self.not_stored)}"] if self.not_stored else []
+        lines += [f"  interrupted while it was saved: {save}" for save in self.interrupted]
         lines += [f"  passed over: {reason}" for reason in self.skipped]
         lines += [f"  cast {path}: largest change {change:g}" for path, change in self.casts.items()]
         lines += [
