@@ -45,7 +45,7 @@ from casckpt.index.lock import WriteLock
 
 DATA_NAME, LOCK_NAME, WRITE_LOCK_NAME = "data.mdb", "lock.mdb", "write.lock"
 LMDB_HOME = os.path.dirname(os.path.dirname(os.path.abspath(lmdb.__file__)))  # where a probe's interpreter finds it
-MAX_READERS = 1024  # reader slots: threads of all processes at one time; 64 bytes each
+MAX_READERS = 256  # reader slots: transactions of all processes at one time; 64 bytes each in every store
 LOCK_FILE_SIZE = 64 * MAX_READERS + 4096  # LMDB keeps a longer lock file as it is
 _MAP_SIZES = tuple(1 << bits for bits in (38, 35, 32, 30, 28))  # virtual; smaller where address space is limited
 _FORK_WAIT_S = 1.0  # transactions are short; a fork that waits longer would look like a hang

@@ -54,7 +54,7 @@ from casckpt.store.catalog import Catalog, describe
 from casckpt.store.components import Added, Components, Known, read_chunk
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
-from casckpt.store.wholeness import WholenessCheck
+from casckpt.store.wholeness import FLAWS, WholenessCheck
 
 
 @dataclass
@@ -110,6 +110,7 @@ class Committer:
         self._verify = verify
         self._components = Components(catalog, chunk_size, level)
         self.position = Position("main")
+        self.restored: SnapshotId | None = None  # what this handle restored last: a new run is likely a fork of it
         self.generation = 0  # of this handle; see `casckpt.store.generations`
         self._context: tuple[bytes, Context] | None = None
 
@@ -152,6 +153,7 @@ class Committer:
         self._check_generation()
         self._check_head(self._head())
         parent = self._parent()
+        self._components.start_from(self._origin() if parent is None else None)
         if draft.inherits_rest and parent is not None:
             draft.inherit = sorted(set(parent.components) - set(draft.names) - set(draft.drop))
         self._check_components(draft, parent)
@@ -209,6 +211,18 @@ class Committer:
         self._components.stand_at(added.known, added.relations)
         draft.settle({name: ref.manifest for name, ref in added.refs.items()})
         return describe(entry, body, snapshot, NoteRow({}, {}))
+
+    def _origin(self) -> Snapshot | None:
+        """What a run that has nothing yet may be a fork of: what was restored last, else the newest head of another."""
+        origin = self.restored
+        if origin is None:
+            runs = (self._catalog.branch_rows(run).values() for run in self._catalog.runs() if run != self._run)
+            newest = max((row for rows in runs for row in rows), key=lambda row: row.last_seq, default=None)
+            origin = SnapshotId(newest.head) if newest is not None else None
+        try:
+            return None if origin is None else self._catalog.load(origin)
+        except FLAWS:
+            return None  # it would only have saved bytes
 
     def _parent(self) -> Snapshot | None:
         position = self.position

@@ -150,6 +150,7 @@ class Components:
         self._chunk_size = chunk_size
         self._known: dict[str, Known] = {}
         self._relations: Relations | None = None
+        self._origin: Snapshot | None = None
         self._shapes: dict[str, _Shape] = {}
         self._row_memories: dict[tuple[str, int], Memory] = {}  # of rings, by component and column
         self._condemned = -1
@@ -161,6 +162,11 @@ class Components:
         """
         self._known = known
         self._relations = relations
+
+    def start_from(self, origin: Snapshot | None) -> None:
+        """Where the position has no component of a name, compare with that of a snapshot of any run: a fork begins with
+        what its origin has. Rings are left out: what a ring's counters say holds for its own run alone."""
+        self._origin = origin
 
     def narrow(self, names: Container[str]) -> None:
         """Forget all but these: the position has others under the other names."""
@@ -254,12 +260,16 @@ class Components:
 
     def _find(self, name: str, parent: Snapshot | None) -> Known | None:
         known = self._known.get(name)
-        if known is None and parent is not None and name in parent.components:
-            ref = parent.components[name]
+        of_origin = parent is None or name not in parent.components
+        source = self._origin if of_origin else parent
+        if known is None and source is not None and name in source.components:
+            ref = source.components[name]
             try:
                 manifest = self._catalog.manifest(ref.manifest)
                 ids, nodes = self._catalog.chunk_ids(manifest), self._catalog.node_ids(manifest)
                 is_ring = isinstance(manifest, RingManifest)
+                if is_ring and of_origin:
+                    return None
                 ring = KnownRing(load_nodes(self._catalog, manifest)) if is_ring else None
             except FLAWS:
                 return None  # damaged: everything is stored again

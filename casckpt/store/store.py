@@ -338,9 +338,11 @@ class Store(SavesInBackground):
         if pending is not None:
             pending.result()
         self._keeper.catch_up()
-        return self._chooser.choose(
+        choice = self._chooser.choose(
             ref, self._committer.position, allow_mixed=allow_mixed, schema_version=schema_version
         )
+        self._committer.restored = choice[0]
+        return choice
 
     def _find_start(
         self, ref: Any, allow_mixed: bool, schema_version: int | None

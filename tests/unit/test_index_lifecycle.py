@@ -204,7 +204,7 @@ def test_a_file_replaced_by_its_own_copy_is_noticed(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("format", 3, "other format: 3"),
+        ("format", 99, "other format: 99"),
         ("complete", False, "incomplete"),
         ("generation", 7, "damaged: generation 7 is missing"),
         ("store", "00", "foreign store"),

@@ -51,8 +51,8 @@ class Learner:
 class Log:
     """Commits to a store, with copies of what was committed."""
 
-    def __init__(self, path: Path, level: str = "balanced") -> None:
-        self.store: Any = open_store(path, level=level)
+    def __init__(self, path: Path, level: str = "balanced", run: str = "main") -> None:
+        self.store: Any = open_store(path, level=level, run=run)
         self.kept: dict[int, dict[str, Any]] = {}
 
     def commit(self, **components: Any) -> dict[str, float]:
@@ -198,3 +198,42 @@ def test_networks_of_different_seeds_are_stored_as_if_there_were_one(
         found[is_near] = log.commit(**{f"net_{number}": each.net for number, each in enumerate(learners)})
         log.check()
     assert found[True] == found[False]
+
+
+# --- forks ---
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["restored from it", "copied in memory"])
+def test_first_commit_of_a_run_is_stored_as_a_difference_to_its_origin(store_path: Path, is_told: bool) -> None:
+    """What was restored before; without that, the newest head of another run."""
+    origin, unrelated = Log(store_path, run="origin"), Log(store_path, run="unrelated")
+    learner, other = Learner(0), Learner(1)
+    if is_told:
+        whole = origin.commit(net=learner.net, optimizer=learner.optimizer)
+    unrelated.commit(net=other.net, optimizer=other.optimizer)
+    if not is_told:
+        whole = origin.commit(net=learner.net, optimizer=learner.optimizer)
+    fork = Log(store_path, run="fork")
+    if is_told:
+        fork.store.restore(origin.store.timeline()[-1].id)
+    learner.train(1)
+    shares = fork.commit(net=learner.net, optimizer=learner.optimizer)
+    assert shares["net"] < 0.8 * whole["net"], (shares, whole)
+    (first,) = fork.store.timeline()
+    assert first.parent is None
+    for log in (origin, unrelated, fork):
+        log.check()
+
+
+def test_run_beside_another_that_is_damaged_starts_by_itself(store_path: Path) -> None:
+    learner = Learner(0)
+    origin = Log(store_path, run="origin")
+    origin.commit(net=learner.net, optimizer=learner.optimizer)
+    for pack in store_path.glob("packs/*/*"):
+        pack.unlink()
+    fork = Log(store_path, run="fork")
+    shares = fork.commit(net=learner.net, optimizer=learner.optimizer)
+    assert shares["net"] > 0.8
+    assert difference(fork.kept[1], fork.store.restore(1)) is None
+    fork.store.close()
+    origin.store.close()
