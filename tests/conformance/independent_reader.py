@@ -297,6 +297,7 @@ class Component:
     scalars: dict[str, Any]
     containers: dict[str, str]  # path to kind, roots and empty ones included
     opaque: list[str]
+    rows: dict[str, bytes] = field(default_factory=dict)  # of a ring: column to the rows it holds, oldest first
 
 
 @dataclass
@@ -466,8 +467,11 @@ def _fill(found: Snapshot, objects: dict[bytes, bytes]) -> None:
 def _read_component(
     objects: dict[bytes, bytes], manifest: bytes, name: str, step: int, necessity: int
 ) -> tuple[Component, int]:
-    version, structure_id, chunk_size, scalars_size, plain_size, chunk_count, ids = unpack(objects[manifest])
-    need(version == 1 and 4096 <= chunk_size <= 16_777_216 and necessity in (0, 1, 2), f"{name}: manifest")
+    version, structure_id, chunk_size, scalars_size, plain_size, chunk_count, ids, *ring = unpack(objects[manifest])
+    need(
+        version == (2 if ring else 1) and 4096 <= chunk_size <= 16_777_216 and necessity in (0, 1, 2),
+        f"{name}: manifest",
+    )
     version, tree, leaves, blocks = unpack(objects[structure_id])
     need(version == 1, f"{name}: structure")
     if chunk_count > 1024:
@@ -481,7 +485,49 @@ def _read_component(
     walk.node(name, tree)
     need(walk.next_scalar == len(walk.values), f"{name}: scalars that no node has")
     component = Component(step, necessity, manifest, walk.leaves, walk.scalars, walk.containers, walk.opaque)
+    if ring:
+        plain_size += _read_rows(objects, component, name, *ring)
     return component, plain_size
+
+
+def _read_rows(objects: dict[bytes, bytes], ring: Component, name: str, first_row: int, parts: list[list[Any]]) -> int:
+    """The rows that a ring holds, put together from its segments; their size in bytes."""
+    capacity, head, count, total = (ring.scalars[f"{name}/{key}"] for key in ("capacity", "head", "count", "total"))
+    need(0 <= head < capacity and 0 <= count <= min(total, capacity), f"{name}: position")
+    columns = {path: leaf for path, leaf in ring.leaves.items() if path.startswith(f"{name}/columns/")}
+    pieces: dict[str, list[bytes]] = {path: [] for path in columns}
+    row = first_row
+    for manifest, row_count in _segments(objects, parts, name, 9):
+        segment, _ = _read_component(objects, manifest, f"{name}/columns", 0, 0)
+        need(segment.leaves.keys() == columns.keys(), f"{name}: columns of a segment")
+        for path, leaf in segment.leaves.items():
+            whole = columns[path]
+            need(leaf.shape == (row_count, *whole.shape[1:]) and whole.shape[0] == 0, f"{path}: shape")
+            need((leaf.kind, leaf.dtype, leaf.strides) == (whole.kind, whole.dtype, None), f"{path}: another column")
+            pieces[path].append(leaf.data)
+        row += row_count
+    need(row == total and first_row <= total - count, f"{name}: rows {first_row} to {row}, its position says {total}")
+    size = 0
+    for path, leaf in columns.items():
+        row_size = prod(leaf.shape[1:]) * _itemsize(leaf.kind, leaf.dtype)
+        data = b"".join(pieces[path])
+        ring.rows[path.removeprefix(f"{name}/columns/")] = data[len(data) - count * row_size :]
+        size += count * row_size
+    return size
+
+
+def _segments(
+    objects: dict[bytes, bytes], parts: list[list[Any]], name: str, below: int
+) -> Iterator[tuple[bytes, int]]:
+    for manifest, row_count, _, level in parts:
+        need(row_count > 0 and 0 <= level < below, f"{name}: a part of {row_count} rows, level {level}")
+        if level == 0:
+            yield manifest, row_count
+            continue
+        version, *_, chunk_count, ids, first_row, members = unpack(objects[manifest])
+        need((version, chunk_count, ids, first_row) == (2, 0, b"", 0), f"{name}: group")
+        need(sum(member[1] for member in members) == row_count, f"{name}: rows of a group")
+        yield from _segments(objects, members, name, level)
 
 
 def _cut(data: bytes, size: int) -> list[bytes]:

@@ -23,6 +23,7 @@ from tests.compat.contents import contents, contents_read
 from tests.conformance import independent_reader as reader
 from tests.conformance.sample_states import Sample, Unknown, sample
 from tests.format.test_format_doc import examples
+from tests.unit.rings import PlainRing
 
 
 def described(value: Any) -> tuple[str, str, tuple[int, ...], bytes]:
@@ -110,6 +111,22 @@ def test_large_components_are_restored_from_packs_and_from_entries(
     assert {path: leaf.data for path, leaf in leaves.items()} == {
         f"net/{name}": value.tobytes() for name, value in state["net"].items()
     }
+
+
+@pytest.mark.parametrize("total", [0, 30, 333])
+def test_rows_of_rings_are_restored_from_segments_and_groups(store_path: Path, total: int) -> None:
+    live = PlainRing(100, width=40)
+    ring = live.ring(mutable=("done",))
+    with casckpt.open(store_path, create=True) as store:
+        for step in range(1, 3 if total < 100 else 100):
+            live.add(min(4, total - live.total))
+            store.commit(step, {"replay": ring})
+    last = reader.read_store(store_path).snapshots[-1].components["replay"]
+    first = max(0, live.total - 100)
+    expected = live.expected(first, live.total)
+    assert last.rows == {name: expected[name].tobytes() for name in ("obs", "action")}
+    assert last.leaves["replay/mutable/done"].data == live.done.tobytes()
+    assert last.scalars["replay/head"] == live.total % 100
 
 
 def test_more_chunks_than_a_manifest_holds_are_restored(store_path: Path) -> None:

@@ -20,7 +20,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 LIMITS = """
     RECORD_ALIGNMENT ENTRIES_PER_SHARD ENTRY_SIZE_MAX PACK_COUNT_PER_ENTRY_MAX OBJECT_SIZE_MAX CHUNK_SIZE CHUNK_SIZE_MIN
-    CHUNK_SIZE_MAX SMALL_BLOCK_LIMIT NODE_FANOUT LEAF_COUNT_MAX TREE_DEPTH_MAX RANK_MAX KEY_SIZE_MAX
+    CHUNK_SIZE_MAX SMALL_BLOCK_LIMIT NODE_FANOUT LEAF_COUNT_MAX TREE_DEPTH_MAX RANK_MAX KEY_SIZE_MAX GROUP_LEVEL_MAX
 """.split()  # noqa: SIM905 - names, as one writes them
 
 CODE = {
@@ -29,6 +29,7 @@ CODE = {
     "SNAPSHOT_VERSION": snapshot.SNAPSHOT_VERSION,
     "CONTEXT_VERSION": snapshot.CONTEXT_VERSION,
     "MANIFEST_VERSION": snapshot.MANIFEST_VERSION,
+    "RING_MANIFEST_VERSION": snapshot.RING_MANIFEST_VERSION,
     "STRUCTURE_VERSION": structure.VERSION,
     "RECORD_MAGIC": record.MAGIC,
     "PACK_MAGIC": pack.HEADER_MAGIC,
@@ -130,6 +131,8 @@ STRUCTURE = structure.Structure(
 )
 SCALARS = [0.5, None, 2**70, (1, "é"), {b"x"}, 1j, scalars.Foreign("torch.dtype", "bfloat16")]
 CHUNK = ObjectId(digest(WEIGHTS))
+PARTS = (snapshot.Part(CHUNK, 3200, 500, 1), snapshot.Part(CHUNK, 100, 512, 0))
+RING = snapshot.RingManifest(2, digest(structure.encode_structure(STRUCTURE)), 1 << 20, 5, 5, 1, CHUNK, 900, PARTS)
 MANIFEST = snapshot.Manifest(1, digest(structure.encode_structure(STRUCTURE)), 1 << 20, 5, 27, 3, CHUNK * 3)
 CONTEXT = snapshot.Context(1, 2, b'{"lr":0.1}', {"casckpt": "0.1.0", "python": "3.11.7"})
 SNAPSHOT = snapshot.Snapshot(
@@ -221,6 +224,7 @@ EXAMPLES: dict[str, Callable[[], bytes]] = {
     "snapshot": lambda: snapshot.encode_snapshot(SNAPSHOT),
     "context": lambda: wire.encode(CONTEXT),
     "manifest": lambda: wire.encode(MANIFEST),
+    "ring manifest": lambda: wire.encode(RING),
     "node": lambda: CHUNK * 2,
     "structure": lambda: structure.encode_structure(STRUCTURE),
     "scalar block": lambda: scalars.encode_scalars(SCALARS),
@@ -282,6 +286,7 @@ def test_object_examples_are_read_back() -> None:
     assert snapshot.decode_snapshot(found["snapshot"], "example") == SNAPSHOT
     assert snapshot.decode_context(found["context"], "example") == CONTEXT
     assert snapshot.decode_manifest(found["manifest"], "example") == MANIFEST
+    assert snapshot.decode_manifest(found["ring manifest"], "example") == RING
     assert snapshot.split_ids(found["node"], "example") == [CHUNK, CHUNK]
     assert structure.decode_structure(found["structure"]) == STRUCTURE
     assert scalars.decode_scalars(found["scalar block"]) == SCALARS

@@ -334,6 +334,47 @@ def test_forged_number_in_a_manifest_is_refused(field: int) -> None:
         cheaply(lambda values=list(values): snapshot.decode_manifest(msgspec.msgpack.encode(values), "x"))
 
 
+PART = [ID, 5, 1, 0]
+
+
+def test_ring_manifest_comes_back() -> None:
+    ring = snapshot.RingManifest(
+        2, ID, 4096, 5, 5, 1, ID, 7, (snapshot.Part(OTHER, 5, 1, 0), snapshot.Part(ID, 1, 2, 3))
+    )
+    assert snapshot.decode_manifest(wire.encode(ring), "x") == ring
+    assert snapshot.parts_of(ring) == ring.parts
+    assert snapshot.parts_of(snapshot.Manifest(1, ID, 4096, 5, 5, 1, ID)) == ()
+
+
+@pytest.mark.parametrize(
+    ("first_row", "parts"),
+    [
+        (-1, [PART]),
+        (1 << 63, []),
+        ((1 << 63) - 3, [PART]),
+        (0, [[ID[:-1], 5, 1, 0]]),
+        (0, [[ID, 0, 1, 0]]),
+        (0, [[ID, -5, 1, 0]]),
+        (0, [[ID, 1 << 63, 1, 0]]),
+        (0, [[ID, 5, -1, 0]]),
+        (0, [[ID, 5, 1, -1]]),
+        (0, [[ID, 5, 1, 9]]),
+    ],
+)
+def test_ring_manifest_with_impossible_parts_is_refused(first_row: int, parts: list[Any]) -> None:
+    values = [2, ID, 4096, 5, 5, 1, ID, first_row, parts]
+    cheaply(lambda: snapshot.decode_manifest(msgspec.msgpack.encode(values), "x"))
+    good = [2, ID, 4096, 5, 5, 1, ID, 0, [PART]]
+    assert snapshot.decode_manifest(msgspec.msgpack.encode(good), "x").parts[0].row_count == 5
+
+
+def test_ring_manifest_of_another_version_is_told_apart() -> None:
+    with pytest.raises(UnsupportedFormatError, match="version 3"):
+        snapshot.decode_manifest(msgspec.msgpack.encode([3, ID, 4096, 5, 5, 1, ID, 0, []]), "x")
+    with pytest.raises(CorruptionError):
+        snapshot.decode_manifest(msgspec.msgpack.encode([1, ID, 4096, 5, 5, 1, ID, 0, []]), "x")
+
+
 @pytest.mark.parametrize(
     ("decode", "values"),
     [
