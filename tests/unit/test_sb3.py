@@ -16,14 +16,16 @@ from stable_baselines3 import DQN, PPO, SAC, TD3  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize  # noqa: E402
 
 import casckpt  # noqa: E402
 from casckpt.engine.templates import check_complete, paths_of  # noqa: E402
-from casckpt.integrations.sb3 import CheckpointCallback, components, resume  # noqa: E402
+from casckpt.integrations.sb3 import CheckpointCallback, StatefulEnv, components, resume  # noqa: E402
 
 SMALL = {"net_arch": [8]}
 TOTAL = 96
+# Forked workers need not import anything; what they run here touches no thread's lock.
+IN_WORKERS: dict[str, Any] = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "fork"}}
 
 
 def ppo(**options: Any) -> PPO:
@@ -308,7 +310,34 @@ def test_temperature_and_its_optimizer_are_missed(open_store: Any) -> None:
         assert check_complete("sac", paths_of(without)).missing == (role,)
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_in_worker_processes_go_on_through_their_wrapper(open_store: Any) -> None:
+    def make() -> PPO:
+        return ppo(env=make_vec_env("CartPole-v1", 2, seed=1, wrapper_class=StatefulEnv, **IN_WORKERS))
+
+    ends = []
+    for run, stops in (("whole", [1000]), ("broken", [40, 1000])):
+        for stop in stops:
+            model = make()
+            train(model, open_store(run=run), others=[Watch(lambda live, at=stop: live.num_timesteps < at)])
+            model.env.close()
+        ends.append((model.num_timesteps, model._last_obs, model.policy.state_dict()))
+    assert ends[0][0] == ends[1][0] == TOTAL
+    np.testing.assert_array_equal(ends[0][1], ends[1][1])
+    assert all(torch.equal(value, ends[1][2][name]) for name, value in ends[0][2].items())
+
+
 # --- what is refused ---
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_in_worker_processes_are_refused_without_their_wrapper(open_store: Any) -> None:
+    model = ppo(env=make_vec_env("CartPole-v1", 2, seed=1, **IN_WORKERS))
+    with pytest.raises(casckpt.UnsupportedStateError, match=r"worker processes.*wrapper_class=StatefulEnv"):
+        train(model, open_store())
+    model.env.close()
 
 
 def test_run_that_is_not_resumed_is_not_continued_by_accident(open_store: Any) -> None:

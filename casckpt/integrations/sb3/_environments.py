@@ -18,8 +18,9 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
-from casckpt.errors import MismatchError
+from casckpt.errors import CasckptError, MismatchError, UnsupportedStateError
 from casckpt.integrations.gymnasium import EnvState, register_env_adapter
+from casckpt.integrations.gymnasium.parts import Parts, parts_of, tree_of
 from casckpt.integrations.sb3._attributes import copied, put_attributes, take_attributes
 
 # Constructed with the wrapper and never changed, or derived from what is captured, or a time of day.
@@ -111,7 +112,11 @@ class VecEnvState:
                 "`casckpt.integrations.sb3.StatefulEnv` around it (make_vec_env(..., wrapper_class=StatefulEnv))"
             )
             return [None] * self._venv.num_envs
-        return [self._noted(i, state) for i, state in enumerate(self._venv.env_method("casckpt_state"))]
+        answers = self._venv.env_method("casckpt_state")
+        failures = [f"environment {number}: {reason}" for number, (_, reason) in enumerate(answers) if reason]
+        if failures:
+            raise UnsupportedStateError("; ".join(failures), path="env/environments")
+        return [self._noted(number, tree_of(parts)) for number, (parts, _) in enumerate(answers)]
 
     def _noted(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
         for line in state["not_captured"]:
@@ -121,11 +126,15 @@ class VecEnvState:
 
     def _put_environments(self, states: list[Any]) -> None:
         envs = getattr(self._venv.unwrapped, "envs", None)
+        failures = []
         for number, state in enumerate(states):
             if state is not None and envs is not None:
                 EnvState(envs[number], strict=False).load_state_dict(state)
             elif state is not None:
-                self._venv.env_method("load_casckpt_state", state, indices=number)
+                (reason,) = self._venv.env_method("load_casckpt_state", parts_of(state), indices=number)
+                failures += [f"environment {number}: {reason}"] if reason else []
+        if failures:
+            raise MismatchError(f"in worker processes: {'; '.join(failures)}", differences=failures)
 
 
 class NormalizerState:
@@ -144,13 +153,20 @@ class NormalizerState:
 class StatefulEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The outermost wrapper of an environment that runs in a worker process: it hands its state over, and takes it."""
 
-    def casckpt_state(self) -> dict[str, Any]:
-        """What `EnvState` captures of the environment inside."""
-        return EnvState(self.env, strict=False).state_dict()
+    def casckpt_state(self) -> tuple[Parts | None, str]:
+        """What `EnvState` captures of the environment inside, or why nothing; an error here would end the worker."""
+        try:
+            return parts_of(EnvState(self.env, strict=False).state_dict()), ""
+        except CasckptError as error:
+            return None, error.message
 
-    def load_casckpt_state(self, state: dict[str, Any]) -> None:
-        """Continue where `casckpt_state` was taken."""
-        EnvState(self.env, strict=False).load_state_dict(state)
+    def load_casckpt_state(self, parts: Parts) -> str:
+        """Continue where `casckpt_state` was taken; returns why that cannot be."""
+        try:
+            EnvState(self.env, strict=False).load_state_dict(tree_of(parts))
+        except CasckptError as error:
+            return error.message
+        return ""
 
 
 # --- wrappers of vector environments ---
