@@ -55,14 +55,19 @@ class Bases:
         # it is built on in turn.
         self.lost = {object_id for object_id in new if object_id in self._places}
         ids = list(self._places)
+        # Any record of a base may be the one that is left: what is built on it is deeper than all of them.
+        records = dict(zip(ids, reader.locate(ids), strict=True))
+        self._depths = {object_id: max(place.depth for place in found) for object_id, found in records.items() if found}
+        self._inline = {object_id for object_id, found in records.items() if any(place.is_inline for place in found)}
         self._present = dict(zip(ids, is_present(ids) if ids else (), strict=True))
         self._plain: dict[ObjectId, memoryview | None] = {}
 
     def standing(self, object_id: ObjectId) -> Standing | None:
         """The object as a base, if it may be one."""
-        place = self._places.get(object_id)
-        is_good = place is not None and not place.is_inline and self._present[object_id] and place.depth < DEPTH_MAX
-        return Standing(object_id, place.depth, place.cost, place.codec) if place is not None and is_good else None
+        place, depth = self._places.get(object_id), self._depths.get(object_id, DEPTH_MAX)
+        if place is None or object_id in self._inline or not self._present[object_id] or depth >= DEPTH_MAX:
+            return None
+        return Standing(object_id, depth, place.cost, place.codec)
 
     def lineage(self, parent: ObjectId) -> list[Standing]:
         """What a chunk may differ from: its parent, and the object without bases that the parent goes back to.

@@ -56,7 +56,7 @@ class IndexKeeper:
         self._read_only = read_only
         self._lock = threading.RLock()
         self._kv: Kv | None = None
-        self.reader = ObjectReader(root, store_id, timeline, lambda: self.kv)
+        self.reader = ObjectReader(root, timeline, lambda: self.kv)
 
     @property
     def kv(self) -> Kv:
@@ -296,7 +296,7 @@ class IndexKeeper:
         self._apply_all(kv, at_least, packs)
 
     def _apply_all(self, kv: Kv, at_least: int, packs: _Packs) -> None:
-        reader = ObjectReader(self._root, self._store_id, self._timeline, lambda: kv)
+        reader = ObjectReader(self._root, self._timeline, lambda: kv)
         numbers = self._timeline.numbers()
         digest: bytes = NO_DIGEST
         for start in range(0, len(numbers), _ENTRIES_PER_TRANSACTION):

@@ -24,7 +24,7 @@ from casckpt.codec import decode_into
 from casckpt.digest import digest
 from casckpt.errors import CasckptError, CorruptionError, IncompleteError, StorageError, StoreWarning
 from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
-from casckpt.ids import ObjectId, StoreId
+from casckpt.ids import ObjectId
 from casckpt.index.kv import Kv, KvReader
 from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, first_places, number_key, places_of
 from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
@@ -63,9 +63,8 @@ _Failed = Callable[[Request, CasckptError], None]
 class ObjectReader:
     """Reads for one store handle. Thread-safe."""
 
-    def __init__(self, root: str, store_id: StoreId, timeline: Timeline, kv: Callable[[], Kv]) -> None:
+    def __init__(self, root: str, timeline: Timeline, kv: Callable[[], Kv]) -> None:
         self._root = root
-        self._store_id = store_id
         self._timeline = timeline
         self._kv = kv
         self.pulse: Callable[[], None] = lambda: None  # called for every object or group, by any thread

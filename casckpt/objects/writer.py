@@ -45,12 +45,11 @@ VERIFY_MODES = ("reread", "media", "off")
 
 
 class Written(NamedTuple):
-    """What a commit added: packs with their rows, inline records, and sizes in bytes."""
+    """What a commit added: packs with their rows, and inline records."""
 
     packs: list[PackRef]
     rows: dict[bytes, list[PackRow]]
     inline: list[tuple[RecordHeader, bytes]]
-    stored_bytes: int
 
 
 class ObjectWriter:
@@ -161,7 +160,7 @@ class ObjectWriter:
         """
         if self._pack is None:
             inline = [(header, bytes(payload)) for header, payload in self._held]
-            return Written([], {}, inline, sum(len(payload) for _, payload in inline))
+            return Written([], {}, inline)
         last = self._pack
         last.finish()
         self._pack, done = None, Future[None]()
@@ -186,7 +185,7 @@ class ObjectWriter:
         self._system.file_system.sync_folder(f"{self._root}/packs")
         packs = [pack.ref for pack, _ in self._sealing if pack.ref is not None]
         rows = {pack.pack_id: pack.rows for pack, _ in self._sealing}
-        return Written(packs, {bytes(k): v for k, v in rows.items()}, [], sum(pack.size for pack in packs))
+        return Written(packs, {bytes(k): v for k, v in rows.items()}, [])
 
     def abort(self) -> None:
         """Remove this commit's temporary files. Packs that have their names already stay, unreferenced."""

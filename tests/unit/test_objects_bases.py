@@ -21,7 +21,7 @@ from casckpt.codec.models import ADAM_WEIGHT
 from casckpt.errors import ConcurrentMutationError, StorageError
 from casckpt.format.record import CODEC_RAW
 from casckpt.ids import ObjectId
-from casckpt.index.tables import Place
+from casckpt.index.tables import INLINE, Place
 from casckpt.limits import BATCH_SIZE, INLINE_LIMIT
 from casckpt.objects.bases import Bases, Standing, inherit
 from casckpt.objects.chunks import ChunkEncoder, ChunkTask, Groups, OperandRef, Prediction
@@ -145,6 +145,28 @@ def test_bytes_of_a_parent_that_changed_meanwhile_are_not_used(store_path: Path)
         bases = Bases(reader, lambda ids: [True] * len(ids), {object_id: moved}, [])
         assert bases.plain(object_id) == content.tobytes()
         assert reads == ["moved"]
+
+
+def test_base_is_as_deep_as_its_deepest_record_and_none_where_one_lies_in_an_entry() -> None:
+    """Whichever of its records is lost, what is built on it is deeper than the one that is left."""
+    shallow, deep = ObjectId(b"s" * 32), ObjectId(b"d" * 32)
+    inline = Place(INLINE, 1, 96, 10, 10, 0)
+    records = {
+        shallow: [Place(0, 64, 96, 10, 10, 0), Place(0, 512, 128, 5, 10, 4, depth=3, bases=(deep,))],
+        deep: [Place(0, 960, 96, 10, 10, 0), inline],
+    }
+
+    class Reader:
+        def chains(self, ids: list[ObjectId]) -> dict[ObjectId, Place]:
+            return {each: records[each][0] for each in ids if each in records}
+
+        def locate(self, ids: list[ObjectId]) -> list[list[Place]]:
+            return [records[each] for each in ids]
+
+    wanted = dict.fromkeys(records)
+    bases = Bases(Reader(), lambda ids: [True] * len(ids), wanted, [])  # type: ignore[arg-type]
+    assert bases.standing(shallow) == Standing(shallow, 3, 0, 0)
+    assert bases.standing(deep) is None
 
 
 def test_chunk_predicted_from_chunks_of_its_own_commit_is_encoded_after_them() -> None:
