@@ -15,7 +15,7 @@ from typing import Any
 from casckpt.format.entry import Commit, Supersede
 from casckpt.format.snapshot import parts_of
 from casckpt.ids import ObjectId, SnapshotId
-from casckpt.index.tables import decode_object
+from casckpt.index.tables import decode_object, decode_pack_row
 from casckpt.objects.packs import list_packs, pack_path
 from casckpt.storage.process import owner_of
 from casckpt.store.store import Store
@@ -95,6 +95,7 @@ def survey(store: Store, progress: Callable[[int, int], None] | None = None) -> 
     store._keeper.catch_up()
     walk = _Walk(store)
     walk.run(progress)
+    walk.add_named_packs()
     root = store.path
     names = os.listdir(root)
     pack_sizes = {pack_id: _size(pack_path(root, pack_id)) for pack_id in list_packs(store._timeline.fs, root)}
@@ -209,6 +210,12 @@ class _Walk:
                 else:
                     duplicates += sum(sizes[1:])
         return self._retired_bytes, unreferenced, duplicates
+
+    def add_named_packs(self) -> None:
+        """Those that no commit names but a collector's entry: copies of what was needed of others."""
+        if self._keeper.last_condemned() >= 0:
+            with self._keeper.kv.read() as txn:
+                self.named_packs |= {decode_pack_row(row)[0] for _, row in txn.scan("packs")}
 
     def shares(self) -> tuple[Share, ...]:
         return tuple(Share(run, name, *sums) for (run, name), sums in sorted(self._sums.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from casckpt_gc.collect import Collection, Report, collect
+from casckpt_gc.maintenance import Maintenance
 from casckpt_gc.plan import Compaction, Fate, PackFate, Plan, plan
 from casckpt_gc.retention import AnyOf, Best, Candidate, Pareto, Retention, Thinning
 
@@ -13,6 +14,7 @@ __all__ = [
     "Collection",
     "Compaction",
     "Fate",
+    "Maintenance",
     "PackFate",
     "Pareto",
     "Plan",

@@ -47,7 +47,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mujoco": ("casckpt.integrations.gymnasium._mujoco",),
     "ale_py": ("casckpt.integrations.gymnasium._ale",),
     "safetensors": ("casckpt.cli._safetensors",),
-    "click": ("casckpt.cli", "casckpt.demo"),
+    "click": ("casckpt.cli", "casckpt.demo", "casckpt_gc.command"),
     "rich": ("casckpt.cli", "casckpt.demo"),
     "gymnasium": ("casckpt.integrations", "casckpt.demo"),
     "stable_baselines3": ("casckpt.integrations.sb3",),

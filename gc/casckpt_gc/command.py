@@ -1,0 +1,167 @@
+"""`casckpt gc`: plan, collect, compact. Found by `casckpt` through the entry-point group `casckpt.commands`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from casckpt.cli._screen import add_row, json_option, looking, print_json, print_table, say, store_argument, table
+from casckpt.cli._text import size
+from casckpt.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from casckpt.store.store import Store
+    from casckpt_gc.collect import Report
+    from casckpt_gc.plan import Plan
+    from casckpt_gc.retention import Best, Retention, Thinning
+
+_RULES = (
+    click.option("--run", metavar="R", help="Name of the run. [default: the only one]"),
+    click.option("--branch", metavar="B", help="Name of the branch. [default: the one written last]"),
+    click.option("--latest", type=click.IntRange(min=1), metavar="N", help="Keep the newest N."),
+    click.option("--every-steps", type=click.IntRange(min=1), metavar="M", help="Keep the first of each M steps."),
+    click.option("--every-hours", type=float, metavar="T", help="Keep one per T hours."),
+    click.option(
+        "--best", multiple=True, metavar="METRIC[:min][:K]", help="Keep the best, or K best, by a metric. Repeatable."
+    ),
+    click.option("--thin", multiple=True, metavar="COMPONENT", help="Withdraw a component of older ones. Repeatable."),
+    click.option(
+        "--thin-after", type=click.IntRange(min=1), default=1, metavar="K", help="Spare the newest K. [default: 1]"
+    ),
+    click.option("--no-compact", is_flag=True, help="Only drop packs of which nothing is needed."),
+)
+
+
+def _with_rules(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_RULES):
+        command = option(command)
+    return command
+
+
+@click.group()
+def gc() -> None:
+    """Delete what retention lets go, safely beside running commits and restores."""
+
+
+@gc.command("plan")
+@store_argument
+@_with_rules
+@json_option
+def plan_command(path: str, run: str | None, as_json: bool, **rules: Any) -> None:
+    """Say what a collection would do. Changes nothing.
+
+    Without a rule every snapshot stays, and only what nothing needs goes.
+    """
+    with _opened(path, run) as store:
+        found = _plan(store, rules)
+        if as_json:
+            print_json("gc plan", {"store": store.path, **found.to_dict()})
+            return
+        _print_plan(found)
+
+
+@gc.command()
+@store_argument
+@_with_rules
+@click.option("--grace", type=float, metavar="S", help="Seconds for readers without a lease, twice. [default: 60]")
+@json_option
+def collect(path: str, run: str | None, grace: float | None, as_json: bool, **rules: Any) -> None:
+    """Retire, withdraw and delete. Waits for readers; safe to stop and to run again.
+
+    Without a rule every snapshot stays, and only what nothing needs goes.
+    """
+    with _opened(path, run) as store:
+        found = _plan(store, rules)
+        if not as_json:
+            _print_plan(found)
+        _print_report("gc collect", store.path, found.execute(grace_s=grace), as_json=as_json)
+
+
+@gc.command()
+@store_argument
+@click.option(
+    "--budget", type=click.IntRange(min=1), default=1024, metavar="MIB", help="At most so much. [default: 1024]"
+)
+@click.option("--grace", type=float, metavar="S", help="Seconds for readers without a lease, twice. [default: 60]")
+@json_option
+def compact(path: str, budget: int, grace: float | None, as_json: bool) -> None:
+    """Rewrite packs of which little is needed, and merge small ones. No snapshot is retired."""
+    from casckpt_gc.plan import Compaction, plan
+
+    with _opened(path, None, is_any_run_good=True) as store:
+        found = plan(store, compaction=Compaction(budget_bytes=budget << 20))
+        _print_report("gc compact", store.path, found.execute(grace_s=grace), as_json=as_json)
+
+
+# --- stores and rules ---
+
+
+def _opened(path: str, run: str | None, *, is_any_run_good: bool = False) -> Store:
+    """A store opened for writing in a run that is there."""
+    from casckpt.store.opening import open_store
+
+    with looking(path) as (_, inspection):
+        names = [each.name for each in inspection.runs()]
+        if run is not None:
+            inspection.check_run(run)
+    if run is None and len(names) > 1 and not is_any_run_good:
+        raise click.UsageError(f"this store has several runs ({', '.join(names)}): name one with --run.")
+    return open_store(path, run=run or (names[-1] if names else "main"))
+
+
+def _plan(store: Store, rules: Mapping[str, Any]) -> Plan:
+    from casckpt_gc.plan import COMPACTION, plan
+
+    compaction = None if rules["no_compact"] else COMPACTION
+    return plan(store, _retention(rules), _thinning(rules), branch=rules["branch"], compaction=compaction)
+
+
+def _retention(rules: Mapping[str, Any]) -> Retention | None:
+    from casckpt_gc.retention import Retention
+
+    if not (rules["latest"] or rules["every_steps"] or rules["every_hours"] or rules["best"]):
+        return None
+    best = [_best(text) for text in rules["best"]]
+    return Retention(rules["latest"] or 1, rules["every_steps"], rules["every_hours"], best)
+
+
+def _best(text: str) -> Best:
+    """`return`, `return:3`, `loss:min`, `loss:min:3`."""
+    from casckpt_gc.retention import MODES, Best
+
+    metric, *rest = text.split(":")
+    mode = rest.pop(0) if rest and rest[0] in MODES else "max"
+    count = rest.pop(0) if rest and rest[0].isdigit() else "1"
+    if rest or not metric:
+        raise InvalidInputError(f"--best {text!r}: expected METRIC, METRIC:min, METRIC:K or METRIC:min:K.")
+    return Best(metric, int(count), mode)
+
+
+def _thinning(rules: Mapping[str, Any]) -> tuple[Thinning, ...]:
+    from casckpt_gc.retention import Thinning
+
+    return (Thinning(rules["thin"], keep_latest=rules["thin_after"]),) if rules["thin"] else ()
+
+
+# --- screens ---
+
+
+def _print_plan(found: Plan) -> None:
+    from casckpt_gc.screen import plan_rows
+
+    target = table("collect", ">how many", ">bytes", "which…")
+    for row in plan_rows(found):
+        add_row(target, *row)
+    print_table(target)
+    anew = f", writes {size(found.rewritten_bytes)} anew" if found.rewritten_bytes else ""
+    say(f"frees {size(found.freed_bytes)}{anew}")
+
+
+def _print_report(name: str, path: str, report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print_json(name, {"store": path, **dataclasses.asdict(report)})
+    else:
+        say(str(report))

@@ -1,0 +1,134 @@
+"""`casckpt gc`, and collections that a training starts by itself."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+
+import casckpt_gc
+import pytest
+from casckpt_gc import Maintenance, Retention
+from casckpt_gc.command import gc
+from click.testing import CliRunner
+
+from casckpt.cli._group import casckpt as group
+from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
+from tests.gc.collecting import check_steps, commit, files, trees
+from tests.unit.cli_stores import call
+from tests.unit.stores import open_store
+
+
+@pytest.fixture(autouse=True)
+def command_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its entry point does, whether this checkout is installed with it or not."""
+    import casckpt.cli._group as module
+
+    class Here:
+        name, value = "gc", "casckpt_gc.command:gc"
+
+        def load(self) -> object:
+            return gc
+
+    monkeypatch.setattr(module, "_plugins", lambda: {"gc": Here()})
+
+
+@pytest.fixture
+def long(store_path: Path) -> Path:
+    with open_store(store_path) as store:
+        for step, value in zip(range(1, 8), (0.0, 9.0, 3.0, 8.0, 1.0, 2.0, 1.0), strict=True):
+            store.commit(step, trees([step])[step], metrics={"return": value})
+    return store_path
+
+
+def test_plan_says_and_collect_does_the_same(long: Path) -> None:
+    rules = ["--latest", "1", "--best", "return:2", "--every-steps", "5"]
+    planned = call("gc", "plan", long, *rules, "--json").json
+    assert [fate["step"] for fate in planned["fates"] if fate["reasons"]] == [1, 2, 4, 5, 7]
+    assert planned["retired_count"] == 2
+    assert len(files(long, "packs")) == 7
+    done = call("gc", "collect", long, *rules, "--grace", "0", "--json").json
+    assert (done["retired_count"], done["freed_bytes"]) == (2, planned["freed_bytes"])
+    check_steps(long, trees([1, 2, 4, 5, 7]))
+
+
+def test_screens_name_steps_and_bytes(long: Path) -> None:
+    shown = call("gc", "plan", long, "--latest", "2").out
+    assert "steps 1, 2, 3, 4, 5" in shown and "frees" in shown
+    text = call("gc", "collect", long, "--latest", "2", "--thin", "optimizer", "--grace", "0").out
+    assert "retired 5 snapshots, thinned 1" in text
+    assert call("gc", "compact", long, "--grace", "0").code == 0
+
+
+def test_without_a_rule_everything_stays(long: Path) -> None:
+    assert call("gc", "collect", long, "--grace", "0", "--json").json["retired_count"] == 0
+    check_steps(long, trees(range(1, 8)))
+
+
+@pytest.mark.parametrize("text", ["", ":min", "return:best", "return:min:x", "return:1:min"])
+def test_best_that_means_nothing_is_refused(long: Path, text: str) -> None:
+    outcome = call("gc", "plan", long, "--best", text)
+    assert outcome.code != 0 and "--best" in outcome.err
+
+
+def test_store_with_several_runs_asks_for_one(long: Path) -> None:
+    with open_store(long, run="second") as store:
+        commit(store, 1)
+    assert "--run" in call("gc", "plan", long, "--latest", "1").err
+    assert call("gc", "plan", long, "--latest", "1", "--run", "second").code == 0
+
+
+def test_every_command_explains_itself() -> None:
+    for name in ("plan", "collect", "compact"):
+        shown = CliRunner().invoke(group, ["gc", name, "--help"])
+        assert shown.exit_code == 0 and "Usage:" in shown.output
+
+
+def test_document_of_the_commands_is_complete() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = text[text.index("## Deleting") :]
+    options = {option for command in gc.commands.values() for each in command.params for option in each.opts}
+    assert {option for option in options if option.startswith("--") and f"`{option}" not in section} == set()
+
+
+# --- in a training ---
+
+
+def test_maintenance_collects_after_so_many_commits(store_path: Path) -> None:
+    with open_store(store_path) as store, Maintenance(Retention(latest=2), every_commits=3, grace_s=0.0) as maintenance:
+        for step in range(1, 8):
+            commit(store, step)
+            maintenance.after_commit(store)
+            maintenance.wait()
+        assert maintenance.error is None and maintenance.report is not None
+        assert store.steps() == [5, 6, 7]
+    check_steps(store_path, trees([5, 6, 7]))
+
+
+def test_failed_collection_does_not_stop_the_training_and_is_told_once(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise InvalidInputError("no")
+
+    monkeypatch.setattr("casckpt_gc.maintenance.plan", refuse)
+    told = []
+    monkeypatch.setattr(warnings, "warn", lambda message, kind=None, **_: told.append((str(message), kind)))
+    with open_store(store_path) as store, Maintenance(every_commits=1) as maintenance:
+        for step in (1, 2, 3):
+            commit(store, step)
+            maintenance.after_commit(store)
+            maintenance.wait()
+        assert isinstance(maintenance.error, CasckptError)
+    assert [kind for message, kind in told if "training goes on" in message] == [StoreWarning]
+
+
+def test_closing_does_not_wait_for_the_grace_time(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        commit(store, 1, 2)
+        maintenance = Maintenance(Retention(latest=1), every_commits=1, grace_s=3600.0)
+        maintenance.after_commit(store)
+        maintenance.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "casckpt-maintenance"]
+        casckpt_gc.collect(store, Retention(latest=1), grace_s=0.0)
+    check_steps(store_path, trees([2]))
