@@ -16,6 +16,7 @@ from gymnasium import wrappers
 
 import casckpt
 from casckpt.integrations.gymnasium import EnvState, register_env_adapter
+from casckpt.integrations.gymnasium.nodes import Same
 from tests.unit import environments
 from tests.unit.environments import Corridor, Counting, Handles, actions_for, atari, five_deep, play
 
@@ -344,13 +345,117 @@ class OwnProtocol(Counting):
         return np.array([float(self.position)]), 0.0, False, False, {}
 
 
-def test_environment_with_get_state_and_set_state_uses_them() -> None:
+def test_environment_with_get_state_and_set_state_uses_them_and_loses_no_stream() -> None:
     env, other = OwnProtocol(), OwnProtocol()
+    for each, seed in ((env, 1), (other, 2)):
+        each.reset(seed=seed)
+        each.own = np.random.default_rng(seed)
     play(env, [0] * 5)
     state = EnvState(env).state_dict()
     EnvState(other).load_state_dict(state)
     assert other.step(0)[0] == 5.0
+    assert other.np_random.random() == env.np_random.random()
+    assert other.own.random() == env.own.random()
     assert EnvState(env).report().missing == []
+
+
+# --- wrappers, and every moment ---
+
+STACKS: dict[str, Any] = {
+    "Autoreset": lambda env: wrappers.Autoreset(env),
+    "DelayObservation": lambda env: wrappers.DelayObservation(env, 3),
+    "StickyAction": lambda env: wrappers.StickyAction(env, 0.5, (2, 5)),
+    "RepeatAction": lambda env: wrappers.RepeatAction(env, 2),
+    "MaxAndSkipObservation": lambda env: wrappers.MaxAndSkipObservation(env, 2),
+    "TimeAwareObservation": lambda env: wrappers.TimeAwareObservation(env),
+    "RescaleAction": lambda env: wrappers.RescaleAction(env, np.float32(-0.5), np.float32(0.5)),
+    "DiscretizeAction": lambda env: wrappers.DiscretizeAction(env, 5),
+    "RescaleObservation": lambda env: wrappers.RescaleObservation(env, np.float32(-1), np.float32(1)),
+    "ReshapeObservation": lambda env: wrappers.ReshapeObservation(env, (3, 1)),
+    "FlattenObservation": lambda env: wrappers.FlattenObservation(env),
+    "TransformObservation": lambda env: wrappers.TransformObservation(env, lambda seen: seen[:2], None),
+    "FrameStackObservation": lambda env: wrappers.FrameStackObservation(env, 3, padding_type="zero"),
+    "ClipReward": lambda env: wrappers.ClipReward(env, -1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_kind_of_wrapper_goes_on(name: str, seed: int) -> None:
+    env, other = (STACKS[name](gymnasium.make("Pendulum-v1", max_episode_steps=37)) for _ in range(2))
+    env.reset(seed=seed % 1000)
+    actions = actions_for(env, 150, seed)
+    play(env, actions[:50])
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert play(other, actions[50:]) == play(env, actions[50:])
+
+
+def test_every_moment_of_a_training_can_be_gone_back_to(seed: int) -> None:
+    """Before the first reset, in the middle of episodes, and between the end of one and its reset."""
+    env, other = five_deep("CartPole-v1"), five_deep("CartPole-v1")
+    actions = actions_for(env, 200, seed)
+    states, given = [EnvState(env).state_dict()], [np.array(env.reset(seed=5)[0]).tobytes()]
+    for action in actions[:80]:
+        states.append(EnvState(env).state_dict())
+        observation, _, terminated, truncated, _ = env.step(action)
+        given.append(np.array(observation).tobytes())
+        if terminated or truncated:
+            states.append(EnvState(env).state_dict())
+            given.append(np.array(env.reset()[0]).tobytes())
+    EnvState(other).load_state_dict(states[0])
+    assert np.array(other.reset(seed=5)[0]).tobytes() == given[0]
+    resets = len(given) - 81
+    assert resets > 2
+    for at in reversed(range(1, len(given))):
+        EnvState(other).load_state_dict(states[at])
+        taken = sum(1 for state in states[1:at] if not is_at_an_end(state))
+        is_end = is_at_an_end(states[at])
+        observation = other.reset()[0] if is_end else other.step(actions[taken])[0]
+        assert np.array(observation).tobytes() == given[at]
+
+
+def is_at_an_end(state: dict[str, Any]) -> bool:
+    """Whether CartPole's pole has fallen in this state."""
+    return list(state["env"].layers.values())[-1].state.attributes["steps_beyond_terminated"] is not None
+
+
+def test_several_environments_are_one_component(store_path: Any) -> None:
+    def make() -> dict[str, Any]:
+        return {"train": [gymnasium.make("CartPole-v1"), Corridor()], "eval": gymnasium.make("Pendulum-v1")}
+
+    envs, others = make(), make()
+    for each in (*envs["train"], envs["eval"]):
+        each.reset(seed=1)
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, {"envs": EnvState(envs)})
+        store.restore_into({"envs": EnvState(others)}, 1)
+    for env, other in zip((*envs["train"], envs["eval"]), (*others["train"], others["eval"]), strict=True):
+        actions = actions_for(env, 50, 1)
+        assert play(other, actions) == play(env, actions)
+
+
+# --- trees that no capture makes ---
+
+
+def test_forged_trees_are_refused_untouched() -> None:
+    env = Counting()
+    env.reset(seed=3)
+    plain = EnvState(env, strict=False).state_dict()
+    layer = plain["env"].layers["0.Counting"]
+    before = env.np_random.bit_generator.state
+    forged = [
+        layer.state._replace(attributes={"__class__": "x"}),
+        layer.state._replace(attributes={"a": Same("env.nowhere")}),
+        layer.state._replace(attributes=7),
+        layer.state._replace(kind="os.system"),
+        Same("env"),
+        None,
+    ]
+    for state in forged:
+        tree = plain["env"]._replace(layers={"0.Counting": layer._replace(state=state)})
+        with pytest.raises(casckpt.CasckptError):
+            EnvState(env, strict=False).load_state_dict({**plain, "env": tree})
+            raise AssertionError(f"{state} was accepted")
+    assert env.np_random.bit_generator.state == before
 
 
 class Odd(Counting):

@@ -14,6 +14,8 @@ import casckpt
 from casckpt.integrations.gymnasium import EnvState, capturable
 from tests.unit.environments import Counting, cart_pole, normalised_cart_pole
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # workers that start fast
+
 COUNT = 2
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
@@ -44,7 +46,7 @@ def sync(mode: AutoresetMode) -> Any:
 
 def workers(mode: AutoresetMode, shared_memory: bool = True, make: Any = normalised_cart_pole) -> Any:
     makers = [capturable(make)] * COUNT
-    return AsyncVectorEnv(makers, shared_memory=shared_memory, context="forkserver", autoreset_mode=mode)
+    return AsyncVectorEnv(makers, shared_memory=shared_memory, context="fork", autoreset_mode=mode)
 
 
 def steps_to_an_end(venv: Any, actions: Any) -> int:
@@ -146,7 +148,7 @@ def test_draws_of_a_vectors_action_space_go_on(store_path: Any) -> None:
 
 @pytest.mark.full
 def test_workers_that_cannot_be_asked_are_refused_with_the_way_out() -> None:
-    venv = AsyncVectorEnv([cart_pole] * COUNT, context="forkserver")
+    venv = AsyncVectorEnv([cart_pole] * COUNT, context="fork")
     try:
         with pytest.raises(casckpt.UnsupportedStateError, match=r"capturable\(make\)"):
             EnvState(venv).state_dict()

@@ -20,7 +20,6 @@ from gymnasium.vector.utils import create_empty_array
 
 from casckpt.errors import CasckptError, InvalidInputError, MismatchError, UnsupportedStateError
 from casckpt.integrations.gymnasium.adapters import register_env_adapter
-from casckpt.integrations.gymnasium.kinds import SPACES
 from casckpt.integrations.gymnasium.nodes import Finding
 from casckpt.integrations.gymnasium.parts import Parts, parts_of, tree_of
 from casckpt.integrations.gymnasium.put import Put, same
@@ -122,8 +121,7 @@ def _workers(venv: Any) -> list[Any]:
 
 
 def _capture(venv: Any) -> dict[str, Any]:
-    spaces = EnvWalk(copies=True).node({name: getattr(venv, name) for name in SPACES}, "spaces")
-    return {"workers": _workers(venv), "spaces": spaces}
+    return {"workers": _workers(venv)}
 
 
 def _find(state: Any, path: str) -> list[Finding]:
@@ -149,7 +147,6 @@ def _restore(venv: Any, state: Any) -> None:
     venv.step(create_empty_array(venv.single_action_space, venv.num_envs, np.zeros))
     venv.reset()
     venv.call("finish_restore", venv.autoreset_mode == AutoresetMode.NEXT_STEP)
-    Put().put(state["spaces"], {name: getattr(venv, name) for name in SPACES}, "spaces")
     for number, (stored, found) in enumerate(zip(state["workers"], _workers(venv), strict=True)):
         if not same(stored, found):
             raise MismatchError(f"AsyncVectorEnv: worker {number} holds another state than the one it was given")

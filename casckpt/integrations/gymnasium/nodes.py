@@ -29,11 +29,16 @@ class Stack(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A wrapper or an environment. `arguments`: of its constructor, as far as they are plain; compared at a restore."""
+    """A wrapper or an environment.
+
+    `arguments`: of its constructor, as far as they are plain; compared at a restore. `streams`: the generators of it
+    and its spaces where `state` is `Adapted`, since methods of users and simulators forget them; else None.
+    """
 
     kind: str
     arguments: Any
     state: Any  # a Held or an Adapted
+    streams: Any
 
 
 class Held(NamedTuple):

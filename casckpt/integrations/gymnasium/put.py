@@ -25,6 +25,7 @@ from casckpt.state.differences import Difference
 from casckpt.state.walk import is_namedtuple, type_name
 
 ABSENT = object()  # no live value at this place
+_PROGRAM = ("__main__.", "__mp_main__.")
 
 
 class Put:
@@ -32,6 +33,7 @@ class Put:
 
     def __init__(self) -> None:
         self.differences: list[Difference] = []
+        self._met: set[str] = set()
         self._made: dict[str, Any] = {}  # what stands at the path at which it was met first
 
     # --- comparing ---
@@ -39,7 +41,11 @@ class Put:
     def compare(self, stored: Any, live: Any, path: str) -> None:
         """Collect what of `stored` has no place in `live`."""
         name = node_name(stored)
-        if name == "Stack":
+        self._met.add(path)
+        if name == "Same":
+            if stored.path not in self._met and not self.differences:
+                self._differ(path, f"what is at {stored.path}", "nothing there")
+        elif name == "Stack":
             self._compare_stack(stored, live, path)
         elif name == "Held":
             self._compare_held(stored, live, path)
@@ -75,6 +81,7 @@ class Put:
         if names != list(stored.layers):
             self._differ(path, " > ".join(stored.layers), " > ".join(names))
             return
+        self._met.update(at for _, at in layers)
         for (layer, at), record in zip(layers, stored.layers.values(), strict=True):
             arguments = arguments_of(layer)
             for key in sorted(record.arguments.keys() | arguments.keys()):
@@ -82,19 +89,22 @@ class Put:
                 if not same(expected, found):
                     self._differ(f"{at} ({key}=)", _shown(expected), _shown(found))
             self.compare(record.state, layer, at)
+            self.compare(record.streams, layer, at)
 
     def _compare_held(self, stored: Any, live: Any, path: str) -> None:
-        if live is ABSENT or type_name(live) != stored.kind:
+        if live is ABSENT or not is_of_kind(live, stored.kind):
             self._differ(path, f"a {stored.kind} that the constructor made", _named(live))
             return
         attributes = visible(live)
         for name, item in stored.attributes.items():
+            if name.startswith("__") and name.endswith("__") and name not in attributes:
+                self._differ(f"{path}.{name}", "an attribute of an object", "a name of Python's own")
             if type(item) not in PLAIN:
                 self.compare(item, attributes.get(name, ABSENT), f"{path}.{name}")
 
     def _compare_adapted(self, stored: Any, live: Any, path: str) -> None:
         _, adapter = find_adapter(live)
-        if live is ABSENT or type_name(live) != stored.kind or adapter is None:
+        if live is ABSENT or not is_of_kind(live, stored.kind) or adapter is None:
             self._differ(path, f"a {stored.kind}, and an adapter for it", _named(live))
         elif adapter.check is not None:
             try:
@@ -133,6 +143,8 @@ class Put:
         self._made.update((at, layer) for layer, at in layers)
         for (layer, at), record in zip(layers, stored.layers.values(), strict=True):
             self.put(record.state, layer, at)
+            if record.streams is not None:
+                self.put(record.streams, layer, at)
 
     def _put_held(self, stored: Any, live: Any, path: str) -> None:
         attributes = visible(live)
@@ -182,6 +194,15 @@ class Put:
         else:
             made.extend(item for _, item in items)
         return made
+
+
+def is_of_kind(live: Any, kind: str) -> bool:
+    """Whether a live object is of a stored class; what a program defines has another module where it is imported."""
+    found = type_name(live)
+    if found == kind:
+        return True
+    is_of_a_program = kind.startswith(_PROGRAM) or found.startswith(_PROGRAM)
+    return is_of_a_program and f".{kind}".endswith(f".{type(live).__qualname__}")
 
 
 def visible(live: Any) -> dict[str, Any]:

@@ -206,7 +206,8 @@ class EnvWalk:
             if number:
                 self._meet(layer, at)
             state = self._layer(layer, at)
-            yield f"{number}.{type(layer).__name__}", Layer(type_name(layer), arguments_of(layer), state)
+            streams = self._streams(layer, at) if isinstance(state, Adapted) else None
+            yield f"{number}.{type(layer).__name__}", Layer(type_name(layer), arguments_of(layer), state, streams)
 
     def _layer(self, layer: Any, path: str) -> Any:
         _, adapter = find_adapter(layer)
@@ -222,6 +223,15 @@ class EnvWalk:
         inner = {"env"} if isinstance(attributes.get("env"), ENVIRONMENTS) else set()
         kept = {name: value for name, value in attributes.items() if name not in constants | inner}
         return self._held(layer, path, kept, constants | inner)
+
+    def _streams(self, layer: Any, path: str) -> Held:
+        attributes = attributes_of(layer) or {}
+        drawing = {
+            name: value
+            for name, value in attributes.items()
+            if isinstance(value, gymnasium.Space) or rng.kind_of(value) is not None
+        }
+        return self._held(layer, path, drawing, attributes.keys() - drawing.keys())
 
 
 def is_left_out(name: str, value: Any) -> bool:
