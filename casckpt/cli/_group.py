@@ -45,6 +45,7 @@ COMMANDS = {
     "branches": Row("Look", "casckpt.cli.names:branches", "List the branches of a run."),
     "du": Row("Look", "casckpt.cli.du:du", "Say where the bytes are."),
     "export": Row("Take out", "casckpt.cli.export:export", "Write a snapshot as safetensors and JSON files."),
+    "replay": Row("Take out", "casckpt.cli.replay:replay", "Show rings; write their rows as Arrow or Parquet."),
     "dump": Row("Take out", "casckpt.cli.dump:dump", "Print any record of a store as text."),
     "verify": Row("Check", "casckpt.cli.verify:verify", "Look for damage, and name each step that has it."),
     "doctor": Row("Check", "casckpt.cli.doctor:doctor", "Say what is wrong with a store or machine, and what to do."),

@@ -6,6 +6,7 @@
         snapshot.json             the snapshot, its config and versions, and the files of each component
         <component>.safetensors   its tensors, arrays, long bytes and pickles
         <component>.json          its tree, scalars in place, and what the file beside it cannot say
+        <component>.arrow         of a ring: its rows, as an Arrow file
 
 A tensor's name is its path inside the component. Memory that leaves share is written once: a leaf whose elements are
 all those of another one has its name; views that overlap in part are written each for itself, and the JSON says where
@@ -104,6 +105,11 @@ def _export(
         for done, (name, paths) in enumerate(wanted.items(), 1):
             contents = inspection.contents(snapshot, name)
             files[name] = _Component(name, contents, paths).write(working, stems[name], snapshot.components[name].step)
+            ring = contents.ring() if paths is None else None
+            if ring is not None:
+                files[name]["rows"] = f"{stems[name]}.arrow"
+                ring.write(os.path.join(working, files[name]["rows"]), "arrow")
+                files[name]["bytes"] += os.path.getsize(os.path.join(working, files[name]["rows"]))
             if bar is not None:
                 bar(done, len(wanted))
         _write_json(

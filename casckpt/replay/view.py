@@ -190,20 +190,39 @@ class RingView:
             A `pyarrow.Table`; with `is_lazy` a `pyarrow.RecordBatchReader` that reads a segment when it is asked for.
             Shapes and dtypes that Arrow has not are in the schema's metadata.
         """
+        reader = self._arrow_reader(columns)
+        return reader if is_lazy else reader.read_all()
+
+    def write(self, path: str, file_format: str, columns: Sequence[str] | None = None) -> int:
+        """Write the rows as a new file, "arrow" (IPC) or "parquet", synced; returns how many. Memory: one segment.
+
+        Raises:
+            FileExistsError: there is such a file.
+        """
+        from casckpt.replay import _arrow
+
+        return _arrow.write(path, self._arrow_reader(columns), file_format)
+
+    def _arrow_reader(self, columns: Sequence[str] | None) -> Any:
         from casckpt.replay import _arrow
 
         names = list(self.columns) if columns is None else list(columns)
         described = dict(self._described(names))
         facts = {"first_row": self._first, "total": self.total, "capacity": self.capacity}
         places = {"head": self.head, "tail": self.tail}
-        reader = _arrow.reader(described, self._raw_batches(names), {**facts, **places})
-        return reader if is_lazy else reader.read_all()
+        return _arrow.reader(described, self._raw_batches(names), {**facts, **places})
 
     def _raw_batches(self, names: Sequence[str]) -> Iterator[tuple[int, int, dict[str, memoryview]]]:
         for start, stop in self._pieces():
             memory, _ = self._allocate(stop - start, names)
             self._source.read([Wanted(start, stop, memory)])
             yield start, stop - start, memory
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(first row, rows, step that stored them) of each segment that rows of this view lie in."""
+        return [
+            (each.start, each.row_count, each.step or 0) for each in self._source.segments if each.stop > self._first
+        ]
 
     def _pieces(self) -> list[tuple[int, int]]:
         """The rows cut where segments end."""

@@ -7,12 +7,14 @@ from math import prod
 from typing import Any
 
 from casckpt.format.layout import SCALARS
+from casckpt.format.snapshot import RingManifest
 from casckpt.format.structure import Place, leaf_extent, leaf_places
 from casckpt.ids import SnapshotId
 from casckpt.state.build import read_scalars
 from casckpt.state.diff import diff_leaf
 from casckpt.store.catalog import Catalog
 from casckpt.store.restore import Restorer, Stored
+from casckpt.store.rings import load_nodes
 from casckpt.store.values import Snapshot, Value
 
 
@@ -77,7 +79,8 @@ def compare(catalog: Catalog, restorer: Restorer, a: SnapshotId, b: SnapshotId) 
         elif old.manifest == new.manifest:
             components.append(ComponentDiff(name, "equal"))
         else:
-            leaves = _compare_component(restorer, restorer.load(name, old), restorer.load(name, new))
+            one, other = restorer.load(name, old), restorer.load(name, new)
+            leaves = [*_compare_component(restorer, one, other), *_compare_rows(catalog, one, other)]
             components.append(ComponentDiff(name, "changed", tuple(leaves)))
     return Diff(catalog.info(a), catalog.info(b), tuple(components))
 
@@ -122,6 +125,22 @@ def _compare_component(restorer: Restorer, old: Stored, new: Stored) -> list[Lea
             if difference is not None:
                 found.append(difference)
     return found
+
+
+def _compare_rows(catalog: Catalog, old: Stored, new: Stored) -> list[LeafDiff]:
+    """Of rings, how many rows lie in segments that only the newer one has. Reads no rows."""
+    if not isinstance(old.manifest, RingManifest) or not isinstance(new.manifest, RingManifest):
+        return []
+    before, after = (
+        [each for part in load_nodes(catalog, side.manifest) for each in part.segments()] for side in (old, new)
+    )
+    known = {each.manifest for each in before}
+    new_count = sum(each.row_count for each in after if each.manifest not in known)
+    if [each.manifest for each in before] == [each.manifest for each in after]:
+        return []
+    shown = [f"rows {nodes[0].start} to {nodes[-1].stop}" if nodes else "no rows" for nodes in (before, after)]
+    row_count = sum(each.row_count for each in after)
+    return [LeafDiff(f"{new.name}/rows", "changed", new_count, row_count, None, *shown)]
 
 
 def _compare_leaf(path: str, a: _Side, one: Place, b: _Side, other: Place) -> LeafDiff | None:

@@ -15,8 +15,11 @@ from casckpt.errors import CorruptionError
 from casckpt.format.dtypes import itemsize_of
 from casckpt.format.layout import SCALARS
 from casckpt.format.scalars import decode_scalars
+from casckpt.format.snapshot import RingManifest
 from casckpt.format.structure import Place, Structure, leaf_places
+from casckpt.replay.view import RingView
 from casckpt.store.restore import Restorer, Stored
+from casckpt.store.ring_reader import RingReader
 from casckpt.store.values import Value
 
 
@@ -87,3 +90,15 @@ class Contents:
         memory = {block: memoryview(bytearray(self.structure.blocks[block][0])) for block in blocks}
         self._restorer.read([(self._stored, memory)])
         return memory
+
+    def ring(self) -> RingView | None:
+        """The rows of a ring; None for any other component. Reads where it stood.
+
+        Raises:
+            CorruptionError, IncompleteError: that, or a group of segments, is damaged or not here.
+        """
+        if not isinstance(self._stored.manifest, RingManifest):
+            return None
+        encoded = bytearray(self._stored.manifest.scalars_size)
+        self._restorer.read([(self._stored, {SCALARS: memoryview(encoded)})])
+        return RingReader(self._restorer, self._stored, bytes(encoded)).view({})

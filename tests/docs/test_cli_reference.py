@@ -13,6 +13,7 @@ from casckpt.cli import _exits
 from casckpt.cli._group import COMMANDS
 from casckpt.cli._group import casckpt as group
 from tests.unit.cli_stores import call, make_store
+from tests.unit.rings import make_ring_store
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 OWN_REFERENCE = {"demo"}  # what its options do is its own `--help`
@@ -25,6 +26,7 @@ RUNS = {  # a call of each command with --json on the store of `make_store`
     "branches": ["branches", "STORE"],
     "du": ["du", "STORE"],
     "export": ["export", "STORE", "good", "OUT", "--run", "walker"],
+    "replay": ["replay", "show", "RING", "1", "replay"],
     "dump": ["dump", "STORE", "1"],
     "verify": ["verify", "STORE"],
     "doctor": ["doctor", "STORE"],
@@ -87,7 +89,9 @@ def test_every_section_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_REFERENCE])
 def test_every_command_has_json_and_its_keys_are_documented(name: str, tmp_path: Path) -> None:
     make_store(tmp_path / "store")
-    places = {"STORE": tmp_path / "store", "OUT": tmp_path / "out"}
+    if name == "replay":
+        make_ring_store(tmp_path / "ring")
+    places = {"STORE": tmp_path / "store", "RING": tmp_path / "ring", "OUT": tmp_path / "out"}
     called = call(*[places.get(word, word) for word in RUNS[name]], "--json")
     assert called.err == ""
     document: dict[str, Any] = called.json

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from casckpt.replay import Arrays, Ring
+from tests.unit.stores import open_store
 
 Array = Any
 
@@ -63,3 +64,14 @@ def assert_rows(found: dict[str, Array], expected: dict[str, Array]) -> None:
     assert found.keys() == expected.keys()
     for name, column in expected.items():
         np.testing.assert_array_equal(np.asarray(found[name]), column, err_msg=name)
+
+
+def make_ring_store(path: Any) -> PlainRing:
+    """A store whose step 1 and 2 have a ring called "replay"; returns the buffer as of step 2."""
+    live = PlainRing(100)
+    ring = live.ring()
+    with open_store(path) as store:
+        for step in (1, 2):
+            live.add(70)
+            store.commit(step, {"replay": ring, "counters": {"step": step}})
+    return live

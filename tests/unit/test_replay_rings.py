@@ -746,6 +746,12 @@ def test_diff_names_the_ring_that_moved_and_not_the_one_that_did_not(store_path:
         store.commit(2, rings)
         changes = {component.name: component.change for component in store.diff(1, 2).components}
         assert changes == {"replay": "changed", "still": "equal"}
+        (ring, _) = store.diff(1, 2).components
+        rows = next(leaf for leaf in ring.leaves if leaf.path == "replay/rows")
+        assert (rows.changed_count, rows.before, rows.after) == (1, "rows 0 to 30", "rows 0 to 31")
+        live.obs[4] ^= 1
+        store.commit(3, rings)
+        assert [leaf.path for leaf in store.diff(2, 3).components[0].leaves] == ["replay/rows"]
 
 
 def test_light_commit_inherits_a_ring(store_path: Path) -> None:
