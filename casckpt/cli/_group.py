@@ -50,6 +50,7 @@ COMMANDS = {
     "verify": Row("Check", "casckpt.cli.verify:verify", "Look for damage, and name each step that has it."),
     "doctor": Row("Check", "casckpt.cli.doctor:doctor", "Say what is wrong with a store or machine, and what to do."),
     "audit": Row("Check", "casckpt.cli.audit:audit", "List leaves that are stored as pickles."),
+    "plan": Row("Check", "casckpt.cli.plan:plan", "Say what a recovery of a run would do, and why."),
     "coverage": Row("Check", "casckpt.cli.coverage:coverage", "Say what a snapshot lacks for a training to go on."),
     "tag": Row("Write", "casckpt.cli.write:tag", "Give a snapshot a name, or list the names."),
     "untag": Row("Write", "casckpt.cli.write:untag", "Take a name away."),

@@ -1,5 +1,7 @@
 """Recovery: from a dead run to a continuation that was checked.
 
+* `RecoveryCoordinator`, `make_plan`: decide by a table, fence, restore, check, fall back; and the same on paper;
+* `find_nonfinite`, `find_schedule_gaps`, `Reference`, `TrialSteps`: checks of a state that was just loaded;
 * `load_into`: a snapshot into live objects with changes: migrated, in parts, with values kept or set;
 * `compare_lines`, `continuation`: steps that were committed twice, compared bit by bit;
 * `bisect_check`: the first step at which a check of your own fails;
@@ -13,13 +15,18 @@ Sits on engine and store; whatever it changes, it changes through them.
 from casckpt.recovery.beat_server import BeatClient, BeatServer
 from casckpt.recovery.beats import Beat, BeatFile, BeatFolder, Pulse
 from casckpt.recovery.bisection import Bisection, bisect_check, command_check
+from casckpt.recovery.checks import Reference, TrialSteps, find_nonfinite, find_schedule_gaps
+from casckpt.recovery.coordinator import RecoveryCoordinator, RecoveryReport
+from casckpt.recovery.decision import Action, FailureInfo, Policy, Rule, Situation, decide, survey
 from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
+from casckpt.recovery.plan import RecoveryPlan, make_plan
 from casckpt.recovery.samples import Frontier, SampleGate, SampleHold, Version
 from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
 __all__ = [
+    "Action",
     "Beat",
     "BeatClient",
     "BeatFile",
@@ -27,23 +34,37 @@ __all__ = [
     "BeatServer",
     "Bisection",
     "Divergence",
+    "FailureInfo",
     "Frontier",
     "Generation",
     "LineComparison",
     "LoadReport",
     "Migrations",
+    "Policy",
     "Pulse",
+    "RecoveryCoordinator",
+    "RecoveryPlan",
+    "RecoveryReport",
+    "Reference",
+    "Rule",
     "SampleGate",
     "SampleHold",
+    "Situation",
+    "TrialSteps",
     "Version",
     "bisect_check",
     "command_check",
     "compare_lines",
     "config_drift",
     "continuation",
+    "decide",
+    "find_nonfinite",
+    "find_schedule_gaps",
     "list_generations",
     "load_into",
+    "make_plan",
     "migration",
     "open_generation",
     "own_generation",
+    "survey",
 ]

@@ -31,6 +31,7 @@ RUNS = {  # a call of each command with --json on the store of `make_store`
     "verify": ["verify", "STORE"],
     "doctor": ["doctor", "STORE"],
     "audit": ["audit", "STORE"],
+    "plan": ["plan", "STORE", "--run", "walker"],
     "coverage": ["coverage", "STORE", "good", "--template", "ppo", "--run", "walker"],
     "tag": ["tag", "STORE", "new", "main@1", "--run", "walker"],
     "untag": ["untag", "STORE", "good", "--run", "walker"],

@@ -1,0 +1,256 @@
+"""What to do after a failure: a table of rules over what the store holds, and the first that fits decides.
+
+A store answers in one of four ways, which are never confused:
+
+* *empty*: nothing was ever committed here, and nothing is damaged or missing;
+* *ambiguous*: this run has nothing, but the store holds other runs; most often its name was mistyped;
+* *damaged*: there are snapshots, or there may have been, and none can be restored;
+* *usable*: there is a whole consistent snapshot, with newer ones that were passed over named.
+
+(That a snapshot does not fit the code of today, *incompatible*, shows when it is held against live objects.) Only
+an empty store starts from the beginning by itself; everything else needs to be told. Everything here reads and decides;
+nothing is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from casckpt.errors import IncompleteError, InvalidInputError
+from casckpt.ids import SnapshotId, short
+from casckpt.store.store import Store
+from casckpt.store.values import Snapshot, Value
+from casckpt.store.wholeness import WholenessCheck
+
+EMPTY, AMBIGUOUS, DAMAGED, USABLE = "empty", "ambiguous", "damaged", "usable"
+FAILURES = ("exception", "nan", "oom-kill", "eviction", "lost-head", "hang", "unknown")
+FRESH, NEWEST, BEST, STOP = "fresh", "newest", "best", "stop"
+CANDIDATES_MAX = 16  # how many snapshots a recovery tries at most before a person should look
+
+
+@dataclass(frozen=True)
+class FailureInfo(Value):
+    """How a training ended: one of FAILURES, the last step it told of, and what it said."""
+
+    kind: str = "unknown"
+    step: int | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAILURES:
+            raise InvalidInputError(f"failure {self.kind!r}: expected one of {', '.join(FAILURES)}", kind=self.kind)
+
+
+@dataclass(frozen=True)
+class Rule(Value):
+    """A row of the table: if all conditions hold, `choose`.
+
+    Attributes:
+        choose: FRESH, NEWEST (whole consistent), BEST (by the policy's metric), or STOP.
+        why: for people.
+        answers: what the store may have answered.
+        failures: how the training may have ended.
+        is_diverged: whether the newest snapshot must count as diverged, or must not; None for either.
+        lost_steps_min: at least so many steps lie between the failure and the newest snapshot; None for any.
+    """
+
+    choose: str
+    why: str
+    answers: tuple[str, ...] = (USABLE,)
+    failures: tuple[str, ...] = FAILURES
+    is_diverged: bool | None = None
+    lost_steps_min: int | None = None
+
+
+DEFAULT_RULES = (
+    Rule(FRESH, "the store is empty", (EMPTY,)),
+    Rule(STOP, "the store holds other runs and none of this name", (AMBIGUOUS,)),
+    Rule(STOP, "no snapshot can be restored", (DAMAGED,)),
+    Rule(BEST, "the newest snapshot has diverged", is_diverged=True),
+    Rule(BEST, "the training ran into NaN", failures=("nan",)),
+    Rule(NEWEST, "the newest whole consistent snapshot"),
+)
+
+
+@dataclass(frozen=True)
+class Policy(Value):
+    """The table, and what its words mean in this training.
+
+    Attributes:
+        rules: the first that fits decides; when none does, the answer is STOP.
+        metric: what "best" is measured by; None makes it the newest that has not diverged.
+        largest: whether larger is better.
+        drop_max: the newest has diverged when its metric is worse than the best by more than this share of the best's
+            size; None to not judge by it.
+        diverged_labels: a snapshot with one of these labels has diverged.
+        floor_step: nothing older is ever chosen.
+    """
+
+    rules: tuple[Rule, ...] = DEFAULT_RULES
+    metric: str | None = None
+    largest: bool = True
+    drop_max: float | None = None
+    diverged_labels: Mapping[str, str] = field(default_factory=lambda: {"diverged": "true"})
+    floor_step: int = 0
+
+
+@dataclass(frozen=True)
+class Situation(Value):
+    """What a store holds of a run.
+
+    Attributes:
+        answer: EMPTY, AMBIGUOUS, DAMAGED or USABLE, with `reason`.
+        candidates: whole consistent snapshots of the current branch, newest first.
+        passed_over: why newer or other ones are not among them.
+        diverged: snapshot id → why it counts as diverged.
+    """
+
+    answer: str
+    reason: str
+    candidates: tuple[Snapshot, ...] = ()
+    passed_over: tuple[str, ...] = ()
+    diverged: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "answer": self.answer,
+            "reason": self.reason,
+            "candidates": [snapshot.to_dict() for snapshot in self.candidates],
+            "passed_over": list(self.passed_over),
+            "diverged": dict(self.diverged),
+        }
+
+
+@dataclass(frozen=True)
+class Action(Value):
+    """What to do: FRESH, STOP, or "resume" from the first of `snapshots` that stands its checks. `reasons` explain."""
+
+    kind: str
+    snapshots: tuple[Snapshot, ...]
+    reasons: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "snapshots": [snapshot.to_dict() for snapshot in self.snapshots],
+            "reasons": list(self.reasons),
+        }
+
+
+def survey(store: Store, policy: Policy) -> Situation:
+    """Look at a handle's run. Costs one entry read per candidate, and a look at the files that each needs.
+
+    Raises:
+        StorageError: something could not be looked at now, which says nothing of what is there.
+    """
+    store._keeper.catch_up()
+    if not store._catalog.branch_rows(store.run):
+        return _survey_nothing(store)
+    check = WholenessCheck(store._timeline, store._keeper, store._catalog)
+    found: list[Snapshot] = []
+    passed: list[str] = []
+    for snapshot_id in store._chooser.view(store._committer.position).ids(reverse=True):
+        row = store._catalog.row(snapshot_id)
+        if row.step < policy.floor_step or (len(found) >= CANDIDATES_MAX and policy.metric is None):
+            break
+        flaw = _flaw(store, check, snapshot_id)
+        if flaw:
+            passed.append(f"step {row.step} ({short(snapshot_id)}) {flaw}")
+        else:
+            found.append(store._catalog.info(snapshot_id))
+    if not found:
+        floor = f" from step {policy.floor_step} on" if policy.floor_step else ""
+        reason = (
+            f"run {store.run!r} has no whole consistent snapshot{floor}: {'; '.join(passed[:5]) or 'nothing at all'}"
+        )
+        return Situation(DAMAGED, reason, (), tuple(passed))
+    return Situation(USABLE, f"newest is {found[0]}", tuple(found), tuple(passed), _diverged(found, policy))
+
+
+def _survey_nothing(store: Store) -> Situation:
+    try:
+        store._chooser.is_fresh()
+    except IncompleteError as error:
+        return Situation(DAMAGED, error.message)
+    others = [run for run in store.runs() if run != store.run]
+    if others:
+        names = ", ".join(map(repr, others[:5])) + (" …" if len(others) > 5 else "")
+        return Situation(AMBIGUOUS, f"run {store.run!r} has no snapshot, but this store holds {names}")
+    return Situation(EMPTY, "nothing was ever committed to this store")
+
+
+def _flaw(store: Store, check: WholenessCheck, snapshot_id: SnapshotId) -> str:
+    row = store._catalog.row(snapshot_id)
+    if row.is_mixed or row.is_thinned:
+        return "is mixed" if row.is_mixed else "is thinned"
+    flaw = check.snapshot_flaw(snapshot_id)
+    return "" if flaw is None else f"is not whole: {flaw.reason}"
+
+
+def _diverged(found: Sequence[Snapshot], policy: Policy) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    best = max((_score(each, policy) for each in found), default=-math.inf)
+    for snapshot in found:
+        labels = [name for name, text in policy.diverged_labels.items() if snapshot.labels.get(name) == text]
+        value = snapshot.metrics.get(policy.metric) if policy.metric is not None else None
+        if labels:
+            reasons[snapshot.id] = f"labelled {labels[0]}={snapshot.labels[labels[0]]}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            reasons[snapshot.id] = f"{policy.metric} is {value}"
+        elif policy.drop_max is not None and -math.inf < _score(snapshot, policy) < best - policy.drop_max * abs(best):
+            reasons[snapshot.id] = f"{policy.metric} is {value}, the best was {best if policy.largest else -best:g}"
+    return reasons
+
+
+def _score(snapshot: Snapshot, policy: Policy) -> float:
+    """The metric, larger is better; -inf where there is none."""
+    value = snapshot.metrics.get(policy.metric) if policy.metric is not None else None
+    if isinstance(value, bool | str) or value is None or not math.isfinite(value):
+        return -math.inf
+    return float(value) if policy.largest else -float(value)
+
+
+def decide(
+    situation: Situation, failure: FailureInfo, policy: Policy | None = None, *, allow_fresh: bool = False
+) -> Action:
+    """Which action the table gives. Pure.
+
+    Args:
+        situation: what the store holds, as `survey` found it.
+        failure: how the training ended.
+        policy: the table; None for the default one.
+        allow_fresh: start from the beginning where the table says STOP for want of a snapshot.
+    """
+    chosen = policy or Policy()
+    newest = situation.candidates[0] if situation.candidates else None
+    rule = next((each for each in chosen.rules if _fits(each, situation, failure, newest)), None)
+    why = "no rule of the table fits" if rule is None else rule.why
+    reasons = [f"{situation.reason}; {why}", *situation.passed_over]
+    choose = STOP if rule is None else rule.choose
+    if choose == STOP and allow_fresh and newest is None:
+        return Action(FRESH, (), (*reasons, "a fresh start was allowed"))
+    if choose in (NEWEST, BEST) and newest is None:
+        return Action(STOP, (), (*reasons, "there is no snapshot to choose"))
+    if choose == FRESH and situation.answer != EMPTY and not allow_fresh:
+        return Action(STOP, (), (*reasons, "a fresh start on a store that is not empty needs allow_fresh=True"))
+    if choose in (STOP, FRESH):
+        return Action(choose, (), tuple(reasons))
+    ordered = list(situation.candidates)
+    reasons += [f"step {each.step}: {situation.diverged[each.id]}" for each in ordered if each.id in situation.diverged]
+    if choose == BEST:
+        ordered = [each for each in ordered if each.id not in situation.diverged] or ordered
+        ordered.sort(key=lambda each: -_score(each, chosen))  # stable: of equals, and without a metric, the newest
+    return Action("resume", tuple(ordered[:CANDIDATES_MAX]), tuple(reasons))
+
+
+def _fits(rule: Rule, situation: Situation, failure: FailureInfo, newest: Snapshot | None) -> bool:
+    if situation.answer not in rule.answers or failure.kind not in rule.failures:
+        return False
+    if rule.is_diverged is not None and rule.is_diverged != (newest is not None and newest.id in situation.diverged):
+        return False
+    if rule.lost_steps_min is None:
+        return True
+    return newest is not None and failure.step is not None and failure.step - newest.step >= rule.lost_steps_min

@@ -1,0 +1,190 @@
+"""A recovery on paper: what would be done, in which order, and what stands against it. Nothing is touched.
+
+The plan holds the snapshot that the table of decisions names against the live objects (names, shapes, dtypes), the
+schema version, the config, the log and the loaders, from structures and tables alone; of the state itself only scalars
+of cursors are read. It prints as one screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from casckpt.engine.cursors import IndexCursor
+from casckpt.errors import MismatchError
+from casckpt.ids import SnapshotId
+from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, Situation, decide, survey
+from casckpt.recovery.loading import config_drift
+from casckpt.recovery.migrations import Migrations, registered
+from casckpt.state.differences import Difference
+from casckpt.store.ring_target import make_target
+from casckpt.store.store import Store
+from casckpt.store.values import Snapshot, Value
+
+_ORDER = (
+    "open a generation, which fences every older learner",
+    "verify and restore {size} into live objects, random streams last",
+    "check: finite weights and moments, schedules, reference outputs",
+    "post-steps: push the weights to samplers, which hold their samples until they know the version",
+    "continue at the step after {step}",
+)
+
+
+@dataclass(frozen=True)
+class RecoveryPlan(Value):
+    """What a recovery would do.
+
+    Attributes:
+        action: what the table of decisions says, on `situation`.
+        steps: the actions in order, in words.
+        obstacles: why it would be refused as things are; empty when it can go on.
+        differences: (path, stored, live) of what does not fit, as far as the structures tell.
+        notes: what a person should know: drift of the config, a log ahead of the snapshot, an exhausted loader.
+        read_bytes: what the restore reads and verifies.
+    """
+
+    action: Action
+    situation: Situation
+    steps: tuple[str, ...]
+    obstacles: tuple[str, ...]
+    differences: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
+    read_bytes: int
+
+    @property
+    def is_possible(self) -> bool:
+        return not self.obstacles
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self.action.snapshots[0] if self.action.snapshots else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "is_possible": self.is_possible,
+            "action": self.action.to_dict(),
+            "situation": self.situation.to_dict(),
+            "steps": list(self.steps),
+            "obstacles": list(self.obstacles),
+            "differences": [list(each) for each in self.differences],
+            "notes": list(self.notes),
+            "read_bytes": self.read_bytes,
+        }
+
+    def __str__(self) -> str:
+        what = {FRESH: "start from the beginning", STOP: "stop: a person must decide"}
+        head = what.get(self.action.kind, f"resume from {self.snapshot}")
+        lines = [f"plan: {head}", *(f"  why: {why}" for why in self.action.reasons)]
+        lines += [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
+        lines += [f"  in the way: {obstacle}" for obstacle in self.obstacles]
+        lines += [f"  differs: {path}: stored {stored}, live {live}" for path, stored, live in self.differences]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def make_plan(
+    store: Store,
+    targets: Mapping[str, Any] | None = None,
+    *,
+    failure: FailureInfo | None = None,
+    policy: Policy | None = None,
+    schema_version: int | None = None,
+    migrations: Migrations = registered,
+    config: Any = None,
+    fatal: Sequence[str] = (),
+    logged_step: int | None = None,
+    allow_fresh: bool = False,
+) -> RecoveryPlan:
+    """Plan the recovery of a handle's run.
+
+    Args:
+        store: an open store; read-only will do.
+        targets: component name → live object that would be filled; None to look at the store alone.
+        failure: how the training ended.
+        policy: the table of decisions.
+        schema_version, migrations, config, fatal: see `load_into`.
+        logged_step: the last step that the training's log has.
+        allow_fresh: see `decide`.
+
+    Cost: as `survey`, and reading the structures of the chosen snapshot.
+    """
+    chosen = policy or Policy()
+    situation = survey(store, chosen)
+    action = decide(situation, failure or FailureInfo(), chosen, allow_fresh=allow_fresh)
+    snapshot = action.snapshots[0] if action.snapshots else None
+    if snapshot is None:
+        steps = ("open a generation", "start from the beginning") if action.kind == FRESH else ()
+        return RecoveryPlan(action, situation, steps, action.reasons if action.kind == STOP else (), (), (), 0)
+    obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
+    found = compare_targets(store, targets, snapshot) if targets is not None else []
+    if found:
+        obstacles.append(f"{len(found)} differences between snapshot and live objects: incompatible")
+    names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
+    read_bytes = sum(snapshot.components[name].logical_bytes for name in names)
+    notes += _log_notes(snapshot, logged_step) + _loader_notes(store, targets or {}, snapshot)
+    texts = tuple(text.format(size=f"{read_bytes:,} bytes", step=snapshot.step) for text in _ORDER)
+    differences = tuple((each.path, each.expected, each.found) for each in found)
+    return RecoveryPlan(action, situation, texts, tuple(obstacles), differences, tuple(notes), read_bytes)
+
+
+def compare_targets(store: Store, targets: Mapping[str, Any], snapshot: Snapshot) -> list[Difference]:
+    """What does not fit between a snapshot and live objects, by path: missing, extra and changed. Touches nothing."""
+    content = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id)))
+    found = [Difference(name, "a component", "no target") for name in content.components if name not in targets]
+    for name, live in targets.items():
+        if name not in content.components:
+            found.append(Difference(name, "nothing", "a target"))
+            continue
+        stored = store._restorer.load(name, content.components[name])
+        try:
+            found += make_target(live, stored, store._restorer, strict=True, cast=False).differences
+        except MismatchError as error:  # of another kind altogether
+            found += [Difference(*each) for each in error.facts["differences"]]
+    return found
+
+
+def _context_findings(
+    store: Store,
+    snapshot: Snapshot,
+    schema_version: int | None,
+    migrations: Migrations,
+    config: Any,
+    fatal: Sequence[str],
+) -> tuple[list[str], list[str]]:
+    """Obstacles and notes from schema version and config."""
+    obstacles, notes = [], []
+    stored = store.context(snapshot).schema_version
+    try:
+        chain = migrations.chain(stored, stored if schema_version is None else schema_version)
+        notes += [f"{len(chain)} migrations lead from schema version {stored} to {schema_version}"] if chain else []
+    except MismatchError as error:
+        obstacles.append(error.message)
+    if config is not None:
+        try:
+            notes += [f"config: {change}" for change in config_drift(store, config, snapshot, fatal=fatal)]
+        except MismatchError as error:
+            obstacles.append(error.message)
+    return obstacles, notes
+
+
+def _log_notes(snapshot: Snapshot, logged_step: int | None) -> list[str]:
+    if logged_step is None or logged_step <= snapshot.step:
+        return []
+    return [
+        f"the log has step {logged_step}, {logged_step - snapshot.step} ahead of the snapshot: rewind it to "
+        f"{snapshot.step}, or write to a fork of it"
+    ]
+
+
+def _loader_notes(store: Store, targets: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+    names = [name for name, live in targets.items() if isinstance(live, IndexCursor) and name in snapshot.components]
+    notes = []
+    for name in names:
+        state = store.restore(snapshot, only=[name])[name]
+        if state["position"] >= state["length"]:
+            notes.append(
+                f"loader {name!r} is exhausted: it stands at the end of epoch {state['epoch']}, and a loop over it "
+                "does no work until `finish_epoch()`"
+            )
+    return notes

@@ -1,0 +1,282 @@
+"""Recoveries: what is restored, what is passed over and why, and what is left when one is killed at any point."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import casckpt
+from casckpt.engine.cursors import IndexCursor
+from casckpt.recovery import (
+    FailureInfo,
+    Policy,
+    RecoveryCoordinator,
+    Reference,
+    TrialSteps,
+    find_nonfinite,
+    find_schedule_gaps,
+    list_generations,
+    make_plan,
+)
+from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.process import System
+from casckpt.testing.failing import CountingFileSystem
+from casckpt.testing.wrapping import Operation
+from tests.unit.cli_stores import flip
+from tests.unit.stores import open_store
+
+WIDTH = 160  # the weights are more than an entry holds: each step has a pack
+
+
+def agent() -> dict[str, Any]:
+    policy = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=100)
+    return {"policy": policy, "optimizer": optimizer, "schedule": schedule, "rng": casckpt.RngState()}
+
+
+def update(state: dict[str, Any]) -> float:
+    loss = state["policy"](torch.randn(4, WIDTH)).pow(2).mean()
+    state["optimizer"].zero_grad()
+    loss.backward()
+    state["optimizer"].step()
+    state["schedule"].step()
+    return float(loss.item())
+
+
+def train(store: casckpt.Store, state: dict[str, Any], last: int, **spoil: Any) -> list[float]:
+    """Commit steps up to `last`; returns the losses by step from 1."""
+    losses = []
+    for step in range((store.step or 0) + 1, last + 1):
+        losses.append(update(state))
+        if f"before_{step}" in spoil:
+            spoil[f"before_{step}"](state)
+        store.commit(step, state, metrics={"loss": losses[-1]})
+    return losses
+
+
+def newest_pack(path: Path) -> Path:
+    return max((p for p in (path / "packs").rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
+
+
+def test_recovery_goes_on_exactly_and_says_so_on_one_screen(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        train(store, state, 3)
+        expected = [update(state) for _ in range(3)]
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        report = RecoveryCoordinator(store).recover(state, FailureInfo("oom-kill", 6, "killed by signal 9"))
+        assert [update(state) for _ in range(3)] == expected
+        assert (report.step, report.generation, report.is_fresh) == (3, 1, False)
+        for part in ("main/main@3", "policy", "step 3", "next draws of", "generation 1", "why: newest is"):
+            assert part in str(report)
+        (generation,) = list_generations(store)
+        assert generation.snapshot == store.snapshot(3).id
+        assert generation.reasons[0] == "oom-kill at step 6: killed by signal 9"
+
+
+def test_damage_in_the_newest_falls_back_with_the_reason_in_report_and_timeline(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        train(store, agent(), 3)
+    pack = newest_pack(tmp_path / "store")
+    flip(pack, pack.stat().st_size // 2)
+    with open_store(tmp_path / "store") as store:
+        report = RecoveryCoordinator(store).recover(agent())
+        assert report.step == 2
+        assert any(why.startswith("step 3 cannot be restored") for why in report.reasons)
+        last = list_generations(store)[-1]
+        assert last.snapshot == store.snapshot(2).id
+        assert any("step 3 cannot be restored" in why for why in last.reasons)
+
+
+def nan_moment(state: dict[str, Any]) -> None:
+    next(iter(state["optimizer"].state.values()))["exp_avg"][0, 0] = float("nan")
+
+
+def other_rate(state: dict[str, Any]) -> None:
+    state["optimizer"].param_groups[0]["lr"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(nan_moment, "not finite: optimizer/state/0/exp_avg"), (other_rate, "schedule 'schedule' stands at")],
+)
+def test_snapshot_that_makes_no_sense_is_passed_over(tmp_path: Path, spoil: Any, message: str) -> None:
+    with open_store(tmp_path / "store") as store:
+        train(store, agent(), 3, before_3=spoil)
+    with open_store(tmp_path / "store") as store:
+        report = RecoveryCoordinator(store).recover(agent())
+        assert report.step == 2
+        assert any(message in why for why in report.reasons)
+
+
+def test_reference_output_finds_one_perturbed_weight(tmp_path: Path) -> None:
+    """The weight is put wrong between the probe and the write, as a bad assembly of segments would."""
+    inputs = torch.ones(1, WIDTH)
+
+    def with_reference() -> dict[str, Any]:
+        state = agent()
+        state["reference"] = Reference(lambda: state["policy"](inputs).detach())
+        return state
+
+    state = with_reference()
+    with open_store(tmp_path / "store") as store:
+        for step in (1, 2):
+            update(state)
+            store.commit(step, state)
+        good = Reference(lambda: state["policy"](inputs).detach())
+        recorded = good.state_dict()
+        with torch.no_grad():
+            state["policy"].weight[3, 5] += 0.01
+        store.commit(3, {**state, "reference": recorded})
+    with open_store(tmp_path / "store") as store:
+        report = RecoveryCoordinator(store).recover(with_reference())
+        assert report.step == 2
+        assert any("reference output differs by 0.01" in why for why in report.reasons)
+        with pytest.raises(casckpt.InvalidInputError, match="no reference"):
+            Reference(lambda: inputs).problems()
+
+
+def test_trial_steps_must_be_finite_and_move_neither_rng_nor_live_objects(tmp_path: Path) -> None:
+    state = agent()
+    update(state)
+    weights, drawn = state["policy"].weight.detach().clone(), torch.get_rng_state()
+    seen: list[int] = []
+
+    def step(trial: Any) -> float:
+        seen.append(id(trial["policy"]))
+        return update(trial)
+
+    assert TrialSteps(step, count=3)(state) == []
+    assert TrialSteps(step, count=3, change_max=1.0)(state) == []
+    assert "move policy by" in TrialSteps(step, count=3, change_max=1e-6)(state)[0]
+    assert "step 1 of 2: the loss is nan" in TrialSteps(lambda trial: float("nan"))(state)[0]
+    assert id(state["policy"]) not in seen
+    assert torch.equal(state["policy"].weight, weights)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_nothing_passes_and_a_training_that_goes_on_is_rolled_back(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        train(store, state, 3)
+        update(state)
+        before = [p.detach().clone() for p in state["policy"].parameters()]
+        rate = state["optimizer"].param_groups[0]["lr"]
+        coordinator = RecoveryCoordinator(store, checks=[lambda targets: ["no good"]])
+        with pytest.raises(casckpt.IncompleteError, match="none of 3 snapshots passed") as failed:
+            coordinator.recover(state, roll_back=True)
+        assert [f"step {step} does not pass: no good" in failed.value.message for step in (1, 2, 3)] == [True] * 3
+        assert all(torch.equal(a, b) for a, b in zip(before, state["policy"].parameters(), strict=True))
+        assert state["optimizer"].param_groups[0]["lr"] == rate
+        assert store.commit(4, state).step == 4  # the handle stands where it stood, too
+
+
+def test_code_that_does_not_fit_is_refused_before_anything_is_fenced(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        train(store, agent(), 2)
+        other = {**agent(), "policy": torch.nn.Linear(WIDTH, 3), "critic": torch.nn.Linear(2, 2)}
+        del other["schedule"]
+        weights = other["policy"].weight.detach().clone()
+        plan = make_plan(store, other)
+        assert not plan.is_possible
+        paths = {path for path, _, _ in plan.differences}
+        assert {"policy/weight", "policy/bias", "schedule", "critic"} <= paths
+        with pytest.raises(casckpt.MismatchError):
+            RecoveryCoordinator(store).recover(other)
+        assert list_generations(store) == []
+        assert torch.equal(other["policy"].weight, weights)
+
+
+def test_stopped_answers_touch_nothing_and_say_how_to_begin_anew(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        train(store, agent(), 1)
+    with open_store(tmp_path / "store", run="typo") as store:
+        coordinator = RecoveryCoordinator(store)
+        with pytest.raises(casckpt.NotFoundError, match="allow_fresh=True"):
+            coordinator.recover(agent())
+        assert list_generations(store) == []
+        report = coordinator.recover(agent(), allow_fresh=True)
+        assert (report.is_fresh, report.generation) == (True, 1)
+
+
+def test_plan_names_an_exhausted_loader_and_drift(tmp_path: Path) -> None:
+    cursor = IndexCursor(10, seed=1)
+    cursor.take(10)
+    with open_store(tmp_path / "store") as store:
+        store.commit(5, {"prompts": cursor}, config={"lr": 1}, schema_version=2)
+        plan = make_plan(store, {"prompts": IndexCursor(10, seed=1)}, config={"lr": 2}, logged_step=7)
+        assert plan.is_possible
+        text = str(plan)
+        assert "loader 'prompts' is exhausted" in text
+        assert "lr: 1 → 2" in text
+        assert "2 ahead" in text
+        assert not make_plan(store, config={"lr": 2}, fatal=["lr"]).is_possible
+        assert not make_plan(store, schema_version=3).is_possible
+        assert plan.to_dict()["action"]["kind"] == "resume"
+
+
+def test_finite_check_looks_at_tensors_alone() -> None:
+    state = {
+        "best": {"return": float("-inf")},
+        "buffer": {"x": np.array([np.nan])},
+        "w": {"a": torch.tensor([1.0]), "b": torch.tensor([torch.inf]), "n": torch.tensor([1])},
+        "half": {"w": torch.tensor([float("nan")], dtype=torch.bfloat16)},
+    }
+    assert find_nonfinite(state) == ["not finite: w/b, half/w"]
+    assert find_schedule_gaps(state) == []
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class KillingFileSystem(CountingFileSystem):
+    """Ends the process before its `at`-th change of a file."""
+
+    def strike(self, operation: Operation, act: Any) -> Any:
+        raise Killed
+
+
+@pytest.mark.full
+def test_recovery_killed_at_every_operation_is_done_again(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    marker = str(tmp_path / "recovery")
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        train(store, state, 2)
+        expected = update(state)
+    attempts = []
+    for at in itertools.count(1):
+        disk = KillingFileSystem(LocalFileSystem(), at=at)
+        store = open_store(tmp_path / "store", create=False, system=System(file_system=disk))
+        with contextlib.suppress(Killed):
+            RecoveryCoordinator(store, marker=marker).recover(agent())
+        store._keeper.close()
+        if not disk.was_hit:
+            break
+        with open_store(tmp_path / "store") as store:
+            coordinator = RecoveryCoordinator(store, marker=marker)
+            was_interrupted = coordinator.was_interrupted
+            again = agent()
+            report = coordinator.recover(again)
+            assert report.step == 2
+            assert (report.attempt > 1) is was_interrupted
+            assert not coordinator.was_interrupted
+            attempts.append(report.attempt)
+        assert update(again) == expected
+    assert at > 10
+    assert max(attempts) == 2
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        RecoveryCoordinator(store, policy=Policy()).recover(state)
+        train(store, state, 3)
+        assert store.steps() == [1, 2, 3]

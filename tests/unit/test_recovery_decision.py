@@ -1,0 +1,177 @@
+"""The four answers of a store, and the table of decisions, row by row."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import casckpt
+from casckpt.recovery import Action, FailureInfo, Policy, Rule, decide, make_plan, survey
+from casckpt.recovery.decision import DEFAULT_RULES
+from tests.unit.cli_stores import call
+from tests.unit.stores import open_store
+
+
+def make_run(path: Path, metrics: list[float | None], labels: dict[int, dict[str, str]] | None = None) -> None:
+    """Steps 10, 20, … with these values of "return"; each has a pack of its own."""
+    with open_store(path) as store:
+        for number, value in enumerate(metrics, 1):
+            weights = np.random.default_rng(number).standard_normal(40_000)
+            known = {} if value is None else {"return": value}
+            store.commit(number * 10, {"policy": {"w": weights}}, metrics=known, labels=(labels or {}).get(number * 10))
+
+
+def lose_packs(path: Path) -> None:
+    for pack in (path / "packs").rglob("*"):
+        if pack.is_file():
+            pack.unlink()
+
+
+def steps(action: Action) -> list[int]:
+    return [snapshot.step for snapshot in action.snapshots]
+
+
+def test_empty_ambiguous_damaged_and_usable_are_four_answers(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        assert survey(store, Policy()).answer == "empty"
+        assert decide(survey(store, Policy()), FailureInfo()).kind == "fresh"
+    make_run(tmp_path / "store", [1.0, 2.0])
+    with open_store(tmp_path / "store") as store:
+        situation = survey(store, Policy())
+        assert situation.answer == "usable"
+        assert steps(decide(situation, FailureInfo())) == [20, 10]
+    with open_store(tmp_path / "store", run="mian") as store:
+        situation = survey(store, Policy())
+        assert (situation.answer, decide(situation, FailureInfo()).kind) == ("ambiguous", "stop")
+        assert "'main'" in situation.reason
+    lose_packs(tmp_path / "store")
+    with open_store(tmp_path / "store") as store:
+        situation = survey(store, Policy())
+        assert (situation.answer, decide(situation, FailureInfo()).kind) == ("damaged", "stop")
+    shutil.rmtree(tmp_path / "store" / "index")
+    with open_store(tmp_path / "store", run="mian") as store:  # what is lost may have been this run's
+        situation = survey(store, Policy())
+        assert (situation.answer, decide(situation, FailureInfo()).kind) == ("damaged", "stop")
+
+
+def test_fresh_start_on_a_store_that_is_not_empty_needs_the_flag(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0])
+    with open_store(tmp_path / "store", run="new") as store:
+        situation = survey(store, Policy())
+        assert decide(situation, FailureInfo()).kind == "stop"
+        assert decide(situation, FailureInfo(), allow_fresh=True).kind == "fresh"
+        careless = Policy(rules=(Rule("fresh", "always", ("empty", "ambiguous", "damaged", "usable")),))
+        assert decide(situation, FailureInfo(), careless).kind == "stop"
+        assert decide(situation, FailureInfo(), careless, allow_fresh=True).kind == "fresh"
+    with open_store(tmp_path / "store") as store:
+        assert decide(survey(store, Policy()), FailureInfo(), careless).kind == "stop"
+        assert decide(survey(store, Policy()), FailureInfo(), allow_fresh=True).kind == "resume"
+
+
+def lost(count: int) -> tuple[Rule, ...]:
+    return (Rule("best", "lost much", lost_steps_min=count), *DEFAULT_RULES)
+
+
+RETURNS = [1.0, 5.0, 3.0, 4.0]  # of steps 10 to 40
+
+
+@pytest.mark.parametrize(
+    ("failure", "policy", "expected"),
+    [
+        ("unknown", Policy(), [40, 30, 20, 10]),
+        ("oom-kill", Policy(metric="return"), [40, 30, 20, 10]),
+        ("nan", Policy(), [40, 30, 20, 10]),
+        ("nan", Policy(metric="return"), [20, 40, 30, 10]),
+        ("nan", Policy(metric="return", largest=False), [10, 30, 40, 20]),
+        ("nan", Policy(metric="absent"), [40, 30, 20, 10]),
+        ("hang", Policy(metric="return", drop_max=0.1), [20]),
+        ("hang", Policy(metric="return", drop_max=0.3), [40, 30, 20, 10]),
+        ("unknown", Policy(floor_step=30), [40, 30]),
+        ("unknown", Policy(floor_step=50), []),
+        ("eviction", Policy(rules=(Rule("best", "always"),), metric="return"), [20, 40, 30, 10]),
+        ("eviction", Policy(rules=()), []),
+        ("eviction", Policy(rules=lost(60), metric="return"), [20, 40, 30, 10]),
+        ("eviction", Policy(rules=lost(61), metric="return"), [40, 30, 20, 10]),
+    ],
+)  # fmt: skip
+def test_table_decides_row_by_row(tmp_path: Path, failure: str, policy: Policy, expected: list[int]) -> None:
+    make_run(tmp_path / "store", list(RETURNS))
+    with open_store(tmp_path / "store") as store:
+        action = decide(survey(store, policy), FailureInfo(failure, 100), policy)
+    assert steps(action) == expected
+    assert action.kind == ("resume" if expected else "stop")
+    assert action.reasons
+
+
+def test_labelled_and_nonfinite_snapshots_count_as_diverged(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0, 5.0, float("nan"), None], {40: {"diverged": "true"}})
+    policy = Policy(metric="return")
+    with open_store(tmp_path / "store") as store:
+        situation = survey(store, policy)
+        action = decide(situation, FailureInfo(), policy)
+    assert steps(action) == [20, 10]
+    told = "; ".join(action.reasons)
+    assert "step 40: labelled diverged=true" in told
+    assert "step 30: return is nan" in told
+    assert "the newest snapshot has diverged" in told
+
+
+def test_mixed_and_damaged_snapshots_are_passed_over_with_the_reason(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0, 2.0])
+    newest = max(
+        (p for p in (tmp_path / "store" / "packs").rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns
+    )
+    with open_store(tmp_path / "store") as store:
+        store.commit(30, {"counters": [1], "policy": {"w": np.zeros(3)}})
+        store.commit(40, {"counters": [2]}, inherit=["policy"])
+        store.retire(30)
+    newest.unlink()
+    with open_store(tmp_path / "store") as store:
+        situation = survey(store, Policy())
+    assert [each.step for each in situation.candidates] == [10]
+    assert [text.split(" (")[0] + text.partition(")")[2][:14] for text in situation.passed_over] == [
+        "step 40 is mixed",
+        "step 20 is not whole:",
+    ]
+
+
+def test_unknown_kind_of_failure_is_refused() -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="expected one of"):
+        FailureInfo("bad luck")
+
+
+def test_plan_on_the_command_line_says_what_and_exits_by_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", list(RETURNS))
+    called = call("plan", tmp_path / "store", "--logged-step", 47)
+    assert (called.code, called.err) == (0, "")
+    assert "resume from main/main@40" in called.out
+    assert "7 ahead of the snapshot" in called.out
+    called = call("plan", tmp_path / "store", "--failure", "nan", "--metric", "return", "--json")
+    assert called.json["plan"]["action"]["snapshots"][0]["step"] == 20
+    assert call("plan", tmp_path / "store", "--failure", "bad-luck").code == 2
+    called = call("plan", tmp_path / "store", "--run", "other")
+    assert called.code == 1
+    assert "a person must decide" in called.out
+    assert call("plan", tmp_path / "store", "--run", "other", "--allow-fresh").code == 0
+
+
+def test_planning_changes_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0])
+    before = {
+        path: path.read_bytes()
+        for path in (tmp_path / "store").rglob("*")
+        if path.is_file() and "index" not in path.parts
+    }
+    live = {"policy": {"w": np.zeros(40_000)}}
+    with open_store(tmp_path / "store", read_only=True) as store:
+        assert make_plan(store, live).is_possible
+    after = {
+        path: path.read_bytes()
+        for path in (tmp_path / "store").rglob("*")
+        if path.is_file() and "index" not in path.parts
+    }
+    assert before == after
+    assert not live["policy"]["w"].any()
