@@ -24,12 +24,13 @@ _FRAMES_GAIN = 0.9  # of the size without a base: what frames with a base have t
 class Base(NamedTuple):
     """A chunk that a difference may name: its decoding cost, and its plain bytes; None when they cannot be had.
 
-    `skip`: where the chunk is frames, its bytes before the first whole one.
+    `skip`: where the chunk is frames, its bytes before the first whole one. `is_far`: it lies many commits back.
     """
 
     cost: int
     read: Callable[[], memoryview | None]
     skip: int = 0
+    is_far: bool = False
 
 
 class Best(NamedTuple):
@@ -73,24 +74,26 @@ def encode_best(
     if not bases or memory.is_trial_due():
         alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
         memory.learn_alone(alone, len(plain))
-    rejected = None
+    rejected, has_failed = None, False
     for number, base in enumerate(bases):
-        if memory.is_difference_hopeless or base.cost + memory.difference_cost > limits.cost_max:
+        if memory.is_hopeless(is_far=base.is_far) or base.cost + memory.difference_cost > limits.cost_max:
             continue
         base_plain = base.read()
         if base_plain is None:
             continue
         ceiling = memory.ceiling(len(plain), min(limits.level.difference_max, 1 - limits.gain_min))
-        form = encode_difference(plain, base_plain, itemsize, memory.difference, ceiling=ceiling)
+        hint = memory.far_difference if base.is_far else memory.difference
+        form = encode_difference(plain, base_plain, itemsize, hint, ceiling=ceiling)
         if form is not None and form.rejected is not None:
             rejected = form.rejected
             break
         if form is not None and not memory.is_worth(form, len(plain), limits.price):
             form = None
-        memory.learn_difference(form, len(plain))
+        memory.learn_difference(form, len(plain), is_far=base.is_far)
+        has_failed |= form is None
         if form is not None and base.cost + memory.difference_cost <= limits.cost_max:
             return Best(form, number)
-    if memory.difference_share <= limits.level.root_gain:
+    if not has_failed and memory.difference_share <= limits.level.root_gain:
         return Best(raw.encode(plain, rejected=rejected))
     alone = alone or choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
     return Best(replace(alone, rejected=alone.rejected or rejected))

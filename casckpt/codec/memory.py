@@ -31,12 +31,14 @@ class Memory:
 
     standalone: Hint = field(default_factory=Hint)
     difference: Hint = field(default_factory=Hint)
+    far_difference: Hint = field(default_factory=Hint)  # to what lies many commits back: it takes more
     frames: Hint = field(default_factory=Hint)
     cost: int = 0
     wants_bases: bool = False
     _alone_share: float = 1.0  # size without a base, as a share of the chunk
     _difference_share: float | None = None  # None: not known, 1.0: does not pay
     _failures: int = 0  # differences in a row that did not pay
+    _far_failures: int = 0
     difference_cost: int = 0
     _uses: int = 0
     _predictions: dict[Hashable, Hint] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Memory:
         is_due = self._uses % TRIAL_INTERVAL == 1
         if is_due:
             self._difference_share = None
-            self._failures = 0
+            self._failures = self._far_failures = 0
         return is_due
 
     def learn_alone(self, alone: Encoded, plain_size: int) -> None:
@@ -62,9 +64,14 @@ class Memory:
         saved = self._alone_share - _share(form, plain_size)
         return saved >= price * decode_cost(form, plain_size) / COST_UNIT
 
-    def learn_difference(self, form: Encoded | None, plain_size: int) -> None:
-        """Remember what a difference takes; None: too much."""
-        self._failures = self._failures + 1 if form is None else 0
+    def learn_difference(self, form: Encoded | None, plain_size: int, *, is_far: bool = False) -> None:
+        """Remember what a difference takes; None: too much. One to a far base that fails says nothing of near ones."""
+        if is_far:
+            self._far_failures = self._far_failures + 1 if form is None else 0
+            if form is None:
+                return
+        else:
+            self._failures = self._failures + 1 if form is None else 0
         self._difference_share = 1.0 if form is None else _share(form, plain_size)
         self.difference_cost = 0 if form is None else decode_cost(form, plain_size)
 
@@ -98,10 +105,9 @@ class Memory:
         """Bytes that a form with bases must stay under; `limit` is a share of the chunk."""
         return int(min(self._alone_share - MARGIN, limit) * plain_size)
 
-    @property
-    def is_difference_hopeless(self) -> bool:
+    def is_hopeless(self, *, is_far: bool) -> bool:
         """Whether the last few differences did not pay: until the next trial no base is read for one."""
-        return self._failures >= FAILURES_MAX
+        return (self._far_failures if is_far else self._failures) >= FAILURES_MAX
 
     @property
     def difference_share(self) -> float:

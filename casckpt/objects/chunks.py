@@ -365,7 +365,10 @@ class _Batch:
         if bases is not None and task.known_id is not None and object_id not in bases.lost:
             lineage = bases.lineage(task.known_id)
         skip = task.frames.skip if task.frames else 0
-        candidates = [Base(each.cost, lambda each=each: bases.plain(each.object_id), skip) for each in lineage]  # type: ignore[misc,union-attr]
+        candidates = [
+            Base(each.cost, lambda each=each: bases.plain(each.object_id), skip, each.object_id != task.known_id)  # type: ignore[misc,union-attr]
+            for each in lineage
+        ]
         sibling = self._encoder.sibling(at)
         beside = self._sibling_standing(at)
         if sibling is not None and beside is not None:

@@ -1,11 +1,14 @@
-"""What a leaf remembers of its predictions: one that fails costs itself, never the others."""
+"""What a leaf remembers of what paid: a form that fails costs itself, never the others."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from casckpt.codec.best import Base, encode_best
 from casckpt.codec.contract import TRIAL_INTERVAL
-from casckpt.codec.memory import FAILURES_MAX, Memory
+from casckpt.codec.level import LEVELS
+from casckpt.codec.memory import FAILURES_MAX, Limits, Memory
 
 CANDIDATES = ("wrong", "right", "other")
 
@@ -46,3 +49,24 @@ def test_candidate_that_saves_little_does_not_keep_the_others_from_being_tried(s
     memory = Memory()
     memory.learn_predictions("wrong", share, [])
     assert _tried(memory) == (["wrong"] if is_certain else list(CANDIDATES))
+
+
+def test_far_base_that_fails_says_nothing_of_the_near_ones_after_it() -> None:
+    """A chain that has become too costly ends in a chunk by itself, and the next one starts at once."""
+    rng = np.random.default_rng(0)
+    chunks = [rng.normal(size=20_000).astype(np.float32)]
+    for _ in range(3):
+        chunks.append(chunks[-1] * np.float32(1 + 1e-4))
+    far = rng.normal(size=20_000).astype(np.float32)
+    limits, memory = Limits(LEVELS["balanced"], 100), Memory()
+
+    def base_of(number: int, *bases: Base) -> int | None:
+        return encode_best(view(chunks[number]), 4, memory, bases, limits).base
+
+    assert base_of(1, Base(0, lambda: view(chunks[0]))) == 0
+    assert base_of(2, Base(99, lambda: view(chunks[1])), Base(0, lambda: view(far), is_far=True)) is None
+    assert base_of(3, Base(11, lambda: view(chunks[2]))) == 0
+
+
+def view(array: np.ndarray) -> memoryview:
+    return memoryview(array.view(np.uint8))
