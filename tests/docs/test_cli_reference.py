@@ -75,7 +75,8 @@ def test_every_command_has_a_section_in_the_order_of_the_help() -> None:
 def test_the_options_of_a_command_are_those_of_its_section(name: str) -> None:
     options = {
         option
-        for parameter in command(name).params
+        for each in (command(name), *getattr(command(name), "commands", {}).values())
+        for parameter in each.params
         if isinstance(parameter, click.Option)
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
