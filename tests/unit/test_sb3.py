@@ -100,10 +100,10 @@ def test_every_snapshot_has_as_many_rows_as_its_counter_says(env_count: int, ope
 
 
 @pytest.mark.full
-def test_commits_are_as_far_apart_as_asked_and_the_end_is_one(open_store: Any) -> None:
+def test_multiples_are_committed_at_the_next_boundary_and_so_is_the_end(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, every_steps=40)
-    assert store.steps() == [48, 96]
+    assert store.steps() == [48, 80, 96]  # the boundaries after 40 and 80, and the end
     assert store.snapshot(48).metrics["ep_len_mean"] > 0
 
 
@@ -308,6 +308,33 @@ def test_temperature_and_its_optimizer_are_missed(open_store: Any) -> None:
     for component, role in (("log_ent_coef", "temperature"), ("ent_coef_optimizer", "temperature optimizer")):
         without = {name: value for name, value in state.items() if name != component}
         assert check_complete("sac", paths_of(without)).missing == (role,)
+
+
+@pytest.mark.full
+def test_engine_decides_what_is_saved_at_a_boundary_and_brings_it_back(open_store: Any) -> None:
+    config = {"save_budget": None, "async_mode": False, "components": {"policy": {"every_steps": 32}}}
+
+    def go_on(run: str, *others: BaseCallback) -> tuple[PPO, Any]:
+        model = ppo()
+        with casckpt.CheckpointEngine(open_store(run=run), config=config) as engine:
+            callback = CheckpointCallback(engine, every_steps=16)
+            start = resume(model, callback, TOTAL)
+            model.learn(start.remaining, reset_num_timesteps=start.is_fresh, callback=[callback, *others])
+        return model, start
+
+    whole, start = go_on("whole")
+    assert start.is_fresh
+    steps = {snapshot.step: snapshot for snapshot in open_store(run="whole").timeline()}
+    assert {step: snapshot.components["policy"].step for step, snapshot in steps.items()} == {
+        **{16: 16, 32: 32, 48: 32, 64: 64, 80: 64, 96: 96}
+    }
+    go_on("broken", Watch(lambda model: model.num_timesteps < 60))
+    assert open_store(run="broken").timeline()[-1].step == 48
+    with pytest.warns(casckpt.StoreWarning, match=r"step 48 .* is mixed"):  # it has the weights of step 32
+        model, start = go_on("broken", Watch(lambda model: True))
+    assert start.report.step == 32
+    assert all(torch.equal(value, model.policy.state_dict()[name]) for name, value in whole.policy.state_dict().items())
+    np.testing.assert_array_equal(whole._last_obs, model._last_obs)
 
 
 @pytest.mark.full

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import safe_mean
 
+from casckpt.engine.engine import CheckpointEngine
 from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateError
 from casckpt.integrations.sb3._components import NECESSITY, components
 from casckpt.integrations.sb3._siblings import Siblings
-from casckpt.integrations.sb3._sinks import StoreSink
+from casckpt.integrations.sb3._sinks import EngineSink, StoreSink
 from casckpt.store.store import Store
 from casckpt.store.values import RestoreReport
 
@@ -58,11 +59,13 @@ class CheckpointCallback(BaseCallback):
     """Commits a training between its rollouts.
 
     Args:
-        store: open for writing; the caller closes it after `learn()`.
-        every_steps: environment steps, counted over all environments, from one commit to the next. A commit waits for
-            the end of the update, so with rollouts longer than this every update is committed. The end of the training
-            always is.
-        async_mode: go on training after a copy in memory. A failed commit is raised at the next one, or at the end.
+        store: a store, open for writing, or a `CheckpointEngine` on one; the caller closes it after `learn()`. An
+            engine saves each component as its config says under the component's name, in the mode that it has.
+        every_steps: environment steps, counted over all environments: at every multiple of it a commit is due, and is
+            made at the next boundary. With rollouts longer than this, every update is committed. The end of the
+            training always is. With an engine: for components that its config does not name.
+        async_mode: of commits to a store: go on training after a copy in memory (the default). A failed commit is
+            raised at the next one, or at the end.
         extra: further components, see `components`.
         labels: go into every snapshot.
         strict: refuse to train with state that cannot be captured. Without it, a warning, and each snapshot says what
@@ -75,20 +78,20 @@ class CheckpointCallback(BaseCallback):
 
     def __init__(
         self,
-        store: Store,
+        store: Store | CheckpointEngine,
         *,
-        every_steps: int,
-        async_mode: bool = True,
+        every_steps: int | None = None,
+        async_mode: bool | None = None,
         extra: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         strict: bool = True,
         verbose: int = 0,
     ) -> None:
         super().__init__(verbose)
-        if every_steps < 1:
-            raise InvalidInputError(f"every_steps={every_steps}: expected at least 1 environment step")
-        self._sink = StoreSink(store, async_mode=async_mode, necessity=NECESSITY)
-        self._every_steps = every_steps
+        kind: Any = EngineSink if isinstance(store, CheckpointEngine) else StoreSink
+        self._sink: StoreSink | EngineSink = kind(
+            store, every_steps=every_steps, async_mode=async_mode, necessity=NECESSITY
+        )
         self._extra = extra
         self._labels = dict(labels or {})
         self._strict = strict
@@ -108,6 +111,7 @@ class CheckpointCallback(BaseCallback):
     def _bind(self, model: BaseAlgorithm) -> None:
         if not self._state or self._state["progress"].model is not model:
             self._state = {**components(model, extra=self._extra), "callbacks": self._siblings}
+            self._sink.bind(self._state)
 
     def _on_training_start(self) -> None:
         self._check_start()
@@ -121,8 +125,8 @@ class CheckpointCallback(BaseCallback):
         self._has_rollout = False
         if self._settle_at == _ROLLOUT_START:
             self._settle()
-        elif self.model.num_timesteps - (self._saved_step or 0) >= self._every_steps:
-            self._save(_ROLLOUT_START)
+        elif self.model.num_timesteps > (self._saved_step or 0):
+            self._offer()
 
     def _on_step(self) -> bool:
         return True
@@ -132,19 +136,24 @@ class CheckpointCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         """A training that a callback ended within a rollout is between no two updates: its last commit stands."""
-        if self._has_rollout and self.model.num_timesteps != self._saved_step:
-            self._save(_TRAINING_END)
-        self._sink.drain()
+        step = self.model.num_timesteps
+        if not self._has_rollout or step == self._saved_step:
+            self._sink.finish(None, **self._about())
+            return
+        self._state["progress"].boundary = _TRAINING_END
+        self._sink.finish(step, **self._about())
+        self._saved_step = step
 
     # --- saving ---
 
-    def _save(self, boundary: str) -> None:
+    def _offer(self) -> None:
         step = self.model.num_timesteps
-        self._state["progress"].boundary = boundary
-        self._sink.save(
-            step, self._state, metrics=self._metrics(), labels=self._labels, config=describe_arguments(self.model)
-        )
-        self._saved_step = step
+        self._state["progress"].boundary = _ROLLOUT_START
+        if self._sink.offer(step, self._saved_step or 0, **self._about()):
+            self._saved_step = step
+
+    def _about(self) -> dict[str, Any]:
+        return {"metrics": self._metrics(), "labels": self._labels, "config": describe_arguments(self.model)}
 
     def _metrics(self) -> dict[str, float]:
         infos = [info for info in self.model.ep_info_buffer or () if "r" in info]
@@ -183,7 +192,7 @@ class CheckpointCallback(BaseCallback):
         self, model: BaseAlgorithm, target_total: int, ref: Any, branch: str | None, reseed: int | None
     ) -> Resumption:
         self._bind(model)
-        report = self._sink.resume(self._state, ref, branch)
+        report = self._sink.resume(ref, branch)
         if report.is_fresh:
             return Resumption(report, target_total)
         if reseed is not None:
@@ -214,10 +223,11 @@ class CheckpointCallback(BaseCallback):
                     f"{found[0]} of {found[1]}. Resume again, and call `model.learn(start.remaining, "
                     "reset_num_timesteps=start.is_fresh, callback=callback)`."
                 )
-        elif self._sink.step is not None and self._sink.step != self._saved_step:
+        store = self._sink.store
+        if store.step is not None and store.step != self._saved_step:
             raise InvalidInputError(
-                f"{self._sink.place} stands at step {self._sink.step}, and this training does not continue it. Call "
-                "`resume(model, callback, target_total)` before learn(), or open the store with another run=."
+                f"run {store.run!r} of {store.path} stands at step {store.step}, and this training does not continue "
+                "it. Call `resume(model, callback, target_total)` before learn(), or open the store with another run=."
             )
 
 
