@@ -137,6 +137,15 @@ def test_view_of_a_simulators_memory_stays_that_view() -> None:
     assert np.shares_memory(other.unwrapped.angles, other.unwrapped.data.qpos)
 
 
+def test_contacts_are_those_of_the_restored_state() -> None:
+    env, other = gymnasium.make("HumanoidStandup-v5"), gymnasium.make("HumanoidStandup-v5")
+    env.reset(seed=1)
+    play(env, actions_for(env, 30, 0))
+    assert env.unwrapped.data.ncon > 0 and other.unwrapped.data.ncon == 0
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    assert other.unwrapped.data.ncon > 0
+
+
 def test_captured_state_is_not_changed_by_playing_on_or_restoring_twice() -> None:
     env = Corridor()
     env.reset(seed=0)

@@ -115,9 +115,8 @@ def _check_data(data: Any, state: Any) -> None:
 
 def _restore_data(data: Any, state: Any) -> None:
     mujoco.mj_setState(data.model, data, state["integration"], _STATE)
-    mujoco.mj_forward(data.model, data)  # contacts and constraints
-    mujoco.mj_setState(data.model, data, state["integration"], _STATE)  # of which it moved the solver's warm start
-    _write(_derived(data), state["derived"])
+    mujoco.mj_forward(data.model, data)  # contacts and constraints, which may move the solver's warm start
+    _write(_derived(data), state["derived"])  # all floats as they were, those of the state too
 
 
 # --- MjModel ---
