@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chains, commit, footprint, restore, scale, stall
+from benchmarks import chains, commit, engine, footprint, restore, scale, stall
 from benchmarks._harness import MIB, Measurement, Settings
 from benchmarks._machine import facts, file_system
 
@@ -25,6 +25,8 @@ ROWS: dict[str, Row] = {
     "T2": commit.unchanged,
     "T3": stall.stall,
     "T3w": stall.training,
+    "T3e": engine.first_save,
+    "T3we": engine.training,
     "T4": restore.restore,
     "T5": chains.chains,
     "T7": commit.light,
