@@ -39,6 +39,9 @@ from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.errors import AlreadyExistsError, CasckptError, InvalidInputError, StepOrderError
 from casckpt.format.entry import MetricValue
+from casckpt.state.rng import RngState
+from casckpt.state.rng_guard import RngGuard
+from casckpt.state.seeding import stream_seed
 from casckpt.store.background import SaveHandle
 from casckpt.store.catalog import check_name, check_step
 from casckpt.store.opening import open_store
@@ -99,6 +102,8 @@ class CheckpointEngine:
         self._dropped: set[str] = set()
         self._owner: int | None = None
         self._request = ""
+        self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
+        self._labels: dict[str, str] = {}  # for the next save
         self._updating = 0
         self._stop = 0
         self._pausing = threading.Lock()
@@ -248,7 +253,15 @@ class CheckpointEngine:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """State changes in here: `step` and `save` are refused, and `request_save` waits for the next safe point."""
+        """State changes in here: `step` and `save` are refused, and `request_save` waits for the next safe point.
+
+        Raises:
+            MismatchError: the first time after a restore, when a random stream of an `RngState` moved since; `moved`
+                names it. Something was built after the restore that seeds or draws.
+        """
+        guards, self._guards = self._guards, []
+        for guard in guards:
+            guard.check()
         self._updating += 1
         try:
             yield
@@ -298,6 +311,7 @@ class CheckpointEngine:
         allow_mixed: bool = False,
         branch: str | None = None,
         allow_pickle: bool = False,
+        reseed: int | None = None,
     ) -> RestoreReport:
         """Load the live objects from a snapshot and continue there; random streams come last.
 
@@ -307,6 +321,8 @@ class CheckpointEngine:
             allow_mixed: accept components of different steps; with -1 the newest whole snapshot is taken.
             branch: name of the branch that the next save opens when this is not the newest step.
             allow_pickle: run the pickles of opaque leaves. Only for stores that you trust.
+            reseed: explore anew: give every stream of every `RngState` a new one derived from this seed. The next
+                snapshot has it in its labels (`rng.reseed`).
 
         Returns:
             A report that prints as one screen, with each component's own step. `is_fresh` is true when the run is
@@ -314,9 +330,11 @@ class CheckpointEngine:
 
         Raises:
             SaveFailedError: an earlier save failed and nobody was told.
+            InvalidInputError: `reseed` is no integer from 0 to 2**63 - 1, or no `RngState` is registered.
             Otherwise as `Store.resume_into`; then nothing was touched.
         """
         self._enter("restore", is_placing=True)
+        streams = self._streams(reseed)
         self.wait()
         ref = "latest" if step == -1 else step
         targets = {each.name: each.target for each in self._components.values() if each.is_restorable}
@@ -325,7 +343,21 @@ class CheckpointEngine:
             targets, ref, strict=strict, branch=branch, leave=left, allow_mixed=allow_mixed, allow_pickle=allow_pickle
         )
         self._place(report)
+        if reseed is not None:
+            for rng in streams:
+                self._labels |= rng.reseed(reseed)
+        self._guards = [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
+
+    def _streams(self, reseed: int | None) -> list[RngState]:
+        found = [each.target for each in self._components.values() if isinstance(each.target, RngState)]
+        if reseed is not None:
+            stream_seed(reseed)  # refuses what is no seed
+            if not found:
+                raise InvalidInputError(
+                    "reseed: no RngState is registered. Register one: `register('rng', RngState())`."
+                )
+        return found
 
     def _place(self, report: RestoreReport) -> None:
         snapshot = report.snapshot
@@ -406,6 +438,8 @@ class CheckpointEngine:
                 f"{what} from thread {threading.current_thread().name!r}: only the thread that trains knows when state "
                 "is at rest. Call `request_save()`, which is kept for its next step."
             )
+        if not is_placing:
+            self._guards = []  # what moves from here on is training
         if not is_placing and not self._is_placed:
             raise InvalidInputError(
                 f"run {self.store.run!r} has snapshots up to step {self.store.step}, and this training was not "
@@ -465,7 +499,7 @@ class CheckpointEngine:
         known = self._saves.known()
         components = [each for each in self._components.values() if each in chosen or each.name not in known]
         drop = tuple(sorted(self._dropped & known))
-        facts = Facts(metrics, labels, self.training_config, drop)
+        facts = Facts(metrics, {**self._labels, **labels}, self.training_config, drop)
         is_async = self.config.async_mode if is_async is None else is_async
         start = self._saves.start if is_async else self._saves.save_now
         try:
@@ -475,6 +509,7 @@ class CheckpointEngine:
                 component.is_overdue = True
             raise
         self._request = ""
+        self._labels = {}
         self._saves.committed -= self._dropped
         self._dropped.clear()
         return handle
