@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chains, commit, engine, footprint, restore, scale, stall
+from benchmarks import chains, commit, engine, footprint, replay, restore, scale, stall
 from benchmarks._harness import MIB, Measurement, Settings
 from benchmarks._machine import facts, file_system
 
@@ -31,6 +31,7 @@ ROWS: dict[str, Row] = {
     "T5": chains.chains,
     "T7": commit.light,
     "T8": scale.scale,
+    "T9": replay.replay,
     "T10": footprint.memory,
     "T11": footprint.startup,
     "T12": footprint.overhead,

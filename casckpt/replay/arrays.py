@@ -22,7 +22,8 @@ class Arrays:
             `trust="counter"` needs.
         position, full: for rings without a counter: the slot that is written next, and whether all slots are filled.
         mutable: names of columns that are changed in place, which every commit stores whole: priorities, episode
-            marks. Or a mapping of name to any plain tree of live objects.
+            marks. Or a mapping of name to any plain tree of live objects; a restore that gives rows other slots than
+            they had is then refused.
 
     Raises:
         InvalidInputError: columns of different lengths, names that are not there, or neither a counter nor a place.
@@ -50,6 +51,8 @@ class Arrays:
             raise InvalidInputError(f"mutable={unknown}: no such column; there are {sorted(columns)}", names=unknown)
         self._columns = {name: column for name, column in columns.items() if name not in names}
         self._mutable = dict(mutable) if isinstance(mutable, Mapping) else {name: columns[name] for name in names}
+        if names:
+            self.rearrange = self._rearrange
         lengths = {name: len(column) for name, column in columns.items()}
         if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
             raise InvalidInputError(f"columns need one row per slot each, found {lengths}", lengths=lengths)
@@ -79,6 +82,17 @@ class Arrays:
         for name, value in values.items():
             if name is not None:
                 _set(self._owner, name, value)
+
+    def _rearrange(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Let mutable columns follow rows that a restore gave other slots: (old slot, new slot, rows)."""
+        for column in self._mutable.values():
+            kept = [_copied(column[before : before + count]) for before, _, count in moves]
+            for (_, after, count), rows in zip(moves, kept, strict=True):
+                column[after : after + count] = rows
+
+
+def _copied(rows: Any) -> Any:
+    return rows.clone() if hasattr(rows, "clone") else rows.copy()
 
 
 def _get(owner: Any, name: str) -> Any:

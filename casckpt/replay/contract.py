@@ -61,6 +61,10 @@ class Buffer(Protocol):
 
     Rows that were written are not changed any more, unless their column is left to `mutable`; `Ring(trust=...)` says
     whether that is believed.
+
+    Two more methods are used where they are there: `append(rows)`, which a restore gives mappings of column to array,
+    oldest rows first, after None to clear the buffer, instead of assigning slots; and `rearrange(moves)`, given (old
+    slot, new slot, rows) where rows get other slots than they had, for what `mutable` has by slot.
     """
 
     def position(self) -> Position:

@@ -54,12 +54,28 @@ class Placing:
         """Stored and live capacity, for people."""
         return f"{self._stored.capacity} → {self._capacity}"
 
+    @property
+    def moves(self) -> list[tuple[int, int, int]]:
+        """(stored slot, new slot, rows) of the rows that get another slot; empty when all keep theirs."""
+        first_stored, first_new = self._stored.slot(self._first), self._slot(self._first)
+        found, row = [], self._first
+        while row < self._stop and first_stored != first_new:
+            before, after = self._stored.slot(row), self._slot(row)
+            count = min(self._stop - row, self._stored.capacity - before, self._capacity - after)
+            found.append((before, after, count))
+            row += count
+        return found
+
     def differences(self) -> list[Difference]:
         """What keeps the rows from fitting; nothing is touched before these are looked at."""
         name, found = self._source.name, []
         if self.is_resized and self._ring.on_capacity == "refuse":
             rule = "Ring(on_capacity='newest')"
             found.append(Difference(f"{name}/capacity", str(self._stored.capacity), str(self._capacity), rule))
+        is_stuck = self._ring.buffer.mutable() and not hasattr(self._ring.buffer, "rearrange")
+        if is_stuck and self.moves:
+            what = "a mutable part by slot, with rows in other slots"
+            found.append(Difference(f"{name}/mutable", "all rows in a ring of the same capacity", what))
         live = self._ring.columns()
         for column in [*self._source.columns, *(key for key in live if key not in self._source.columns)]:
             expected, got = self._source.columns.get(column), live.get(column)

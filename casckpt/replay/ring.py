@@ -27,13 +27,14 @@ from casckpt.replay.contract import Buffer, Column, Position, check_position
 from casckpt.replay.segments import Range, cut, rows_per_segment
 from casckpt.replay.view import allocate
 from casckpt.state.capture import Captured, capture
+from casckpt.state.inplace import direct_memory
 from casckpt.state.walk import LazyArray
 
 TRUSTS = ("digest", "counter")
 CAPACITY_RULES = ("refuse", "newest")
 EPISODE_RULES = ("continue", "truncate")
 _SAMPLES_MAX = 256  # rows whose digests are kept as a tripwire
-_LOOKS_PER_TAKE = 16  # of these are compared by each take: about 10 µs a column and row
+_LOOKS_PER_TAKE = 8  # of these are compared by each take: about 10 µs a column and row
 
 
 class StoredRing(NamedTuple):
@@ -156,6 +157,7 @@ class Ring:
         columns = self.columns()
         if not columns:
             raise InvalidInputError("a ring without columns: there is nothing to store")
+        self._kinds = {name: column.kind for name, column in columns.items()}
         self.row_size = max(1, sum(column.row_size for column in columns.values()))
 
     def columns(self) -> dict[str, Column]:
@@ -279,8 +281,14 @@ class Ring:
     # --- tripwire ---
 
     def _digest(self, position: Position, row: int) -> bytes:
-        blocks = capture("row", self._slots(position.slot(row), 1)).blocks
-        return check16(b"".join(blocks.view(at, 0, size) for at, (size, _) in enumerate(blocks)))
+        parts = []
+        for name, rows in self._slots(position.slot(row), 1).items():
+            plain = direct_memory(rows, self._kinds[name])
+            if plain is None:  # elsewhere than on the CPU, strided, or read when asked
+                blocks = capture(name, [rows]).blocks
+                plain = memoryview(b"".join(blocks.view(at, 0, size) for at, (size, _) in enumerate(blocks)))
+            parts.append(plain)
+        return check16(b"".join(parts))
 
     def _sample(self, take: Take) -> None:
         """Remember digests of a few rows of each segment that was given."""

@@ -62,6 +62,9 @@ class RingTarget(Target):
 
     def finish(self, scalars: bytes | memoryview, allow_pickle: bool = False) -> None:
         super().finish(scalars, allow_pickle)
+        buffer: Any = self._wanted.ring.buffer
+        if self._placing.moves and buffer.mutable():
+            buffer.rearrange(self._placing.moves)
         self._placing.finish()
         self._episode = self._wanted.end_episode(self._placing.position)
 

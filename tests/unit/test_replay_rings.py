@@ -392,6 +392,25 @@ def test_trimmed_view_and_trimmed_restore_have_the_newest_rows(store_path: Path)
         assert "70 older ones left out" in str(report)
 
 
+def test_mutable_column_follows_rows_that_get_other_slots(store_path: Path) -> None:
+    live, priorities = PlainRing(100), np.zeros(100)
+    live.add(150)
+    priorities[:] = live.obs[:, 0]
+
+    def ring_of(buffer: PlainRing, values: Any, mutable: Any) -> Ring:
+        return Ring(Arrays({"obs": buffer.obs, "p": values}, buffer, total="total", mutable=mutable))
+
+    with open_store(store_path) as store:
+        store.commit(1, {"replay": ring_of(live, priorities, ["p"])})
+        other, values = PlainRing(100), np.zeros(100)
+        store.restore_into({"replay": ring_of(other, values, ["p"]).restoring(rows=70)}, 1)
+        np.testing.assert_array_equal(other.obs[:70], live.expected(80, 150)["obs"])
+        np.testing.assert_array_equal(values[:70], other.obs[:70, 0])
+        fixed = Ring(Arrays({"obs": other.obs}, other, total="total", mutable={"p": values}))
+        with pytest.raises(MismatchError, match="replay/mutable"):
+            store.restore_into({"replay": fixed.restoring(rows=70)}, 1)
+
+
 def test_commit_that_keeps_fewer_rows_stores_those_alone(store_path: Path) -> None:
     live = PlainRing(100)
     ring = live.ring(keep_rows=30)
