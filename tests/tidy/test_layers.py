@@ -43,7 +43,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "lmdb": ("casckpt.index.lmdb_kv",),
     "zstandard": ("casckpt.codec.zstd",),
     "torch": ("casckpt.state._torch", "casckpt.demo"),
-    "numpy": ("casckpt.codec", "casckpt.state", "casckpt.integrations.gymnasium", "casckpt.demo", "casckpt.testing"),
+    "numpy": (
+        *("casckpt.codec", "casckpt.state", "casckpt.demo", "casckpt.testing"),
+        *("casckpt.integrations.gymnasium", "casckpt.integrations.replay"),
+    ),
     "mujoco": ("casckpt.integrations.gymnasium._mujoco",),
     "ale_py": ("casckpt.integrations.gymnasium._ale",),
     "safetensors": ("casckpt.cli._safetensors",),

@@ -1,0 +1,395 @@
+"""Buffers of real frameworks as rings: the next draws are equal, commits cost new rows, and nothing is taken for known
+that was changed behind the counter.
+
+Expected values are what the framework itself draws from the buffer that was committed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import casckpt
+from casckpt.errors import InvalidInputError, MismatchError, UnsupportedStateError
+from casckpt.integrations.replay import rings
+from casckpt.replay import Ring
+
+gymnasium = pytest.importorskip("gymnasium", reason='needs the extra "sb3"')
+sb3 = pytest.importorskip("stable_baselines3.common.buffers", reason='needs the extra "sb3"')
+with warnings.catch_warnings():  # of the frameworks' own imports
+    warnings.simplefilter("ignore")
+    tianshou = pytest.importorskip("tianshou.data", reason='needs the extra "tianshou"', exc_type=ImportError)
+    torchrl = pytest.importorskip("torchrl.data", reason='needs the extra "torchrl"', exc_type=ImportError)
+    from tensordict import TensorDict
+
+CAPACITY = 20
+SHAPE = (1, 32, 32)
+DRAWS = 10
+
+
+class Kind:
+    """One kind of buffer: how it is made, filled with `count` rows by a generator, and drawn from."""
+
+    def __init__(self, make: Callable[[], Any], add: Callable[[Any, np.random.Generator], None], draw: Any) -> None:
+        self.make, self._add, self._draw = make, add, draw
+
+    def fill(self, buffer: Any, count: int, rng: np.random.Generator) -> None:
+        for _ in range(count):
+            self._add(buffer, rng)
+
+    def draws(self, buffer: Any) -> list[list[np.ndarray]]:
+        return [[_copy(part) for part in self._draw(buffer)] for _ in range(DRAWS)]
+
+
+def _copy(part: Any) -> np.ndarray:
+    return part.numpy().copy() if isinstance(part, torch.Tensor) else np.array(part)
+
+
+# --- Stable-Baselines3 ---
+
+PIXELS = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
+PLACE = gymnasium.spaces.Box(-1, 1, (2,), np.float64)
+ACTION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+GOALS = gymnasium.spaces.Dict(observation=PIXELS, achieved_goal=PLACE, desired_goal=PLACE)
+ENVS = 2
+
+
+def _pixels(rng: np.random.Generator, *lead: int) -> np.ndarray:
+    return rng.integers(0, 256, (*lead, *SHAPE), dtype=np.uint8)
+
+
+def _add_sb3(buffer: Any, rng: np.random.Generator) -> None:
+    def seen() -> Any:
+        if not isinstance(buffer.observations, dict):
+            return _pixels(rng, ENVS)
+        goals = {key: rng.uniform(-1, 1, (ENVS, 2)) for key in ("achieved_goal", "desired_goal")}
+        return {"observation": _pixels(rng, ENVS), **goals}
+
+    action, reward = rng.uniform(-1, 1, (ENVS, 3)).astype(np.float32), rng.normal(size=ENVS)
+    infos = [{"TimeLimit.truncated": bool(rng.random() < 0.2)} for _ in range(ENVS)]
+    buffer.add(seen(), seen(), action, reward, rng.random(ENVS) < 0.3, infos)
+
+
+def _draw_sb3(buffer: Any) -> Iterator[Any]:
+    for part in buffer.sample(16):
+        if part is not None and not isinstance(part, float):
+            yield from part.values() if isinstance(part, dict) else [part]
+
+
+class _Goals:
+    """What a hindsight buffer asks of environments."""
+
+    def env_method(self, name: str, achieved: np.ndarray, desired: np.ndarray, infos: Any, indices: Any) -> Any:
+        assert name == "compute_reward"
+        return [-np.abs(achieved - desired).sum(-1)]
+
+
+def _sb3(name: str, space: Any, **options: Any) -> Kind:
+    def make() -> Any:
+        from stable_baselines3 import HerReplayBuffer
+
+        cls = HerReplayBuffer if name == "HerReplayBuffer" else getattr(sb3, name)
+        return cls(CAPACITY * ENVS, space, ACTION, device="cpu", n_envs=ENVS, **options)
+
+    return Kind(make, _add_sb3, _draw_sb3)
+
+
+# --- Tianshou ---
+
+
+def _transition(rng: np.random.Generator, *lead: int) -> Any:
+    ended = rng.random(lead) < 0.2 if lead else bool(rng.random() < 0.2)
+    return tianshou.Batch(
+        obs=_pixels(rng, *lead),
+        act=rng.integers(0, 4, lead),
+        rew=rng.normal(size=lead),
+        terminated=ended,
+        truncated=np.zeros(lead, bool) if lead else False,
+        obs_next=_pixels(rng, *lead),
+        info=tianshou.Batch(env_id=np.arange(lead[0]) if lead else 0),
+    )
+
+
+def _add_tianshou(buffer: Any, rng: np.random.Generator) -> None:
+    if not hasattr(buffer, "buffers"):
+        buffer.add(_transition(rng))
+    elif rng.random() < 0.25:
+        buffer.add(_transition(rng, 2), buffer_ids=[0, 2])  # environments do not go in step
+    else:
+        buffer.add(_transition(rng, 3))
+    if hasattr(buffer, "weight"):
+        buffer.update_weight(np.array([int(rng.integers(0, len(buffer)))]), rng.random(1) * 3)
+
+
+def _draw_tianshou(buffer: Any) -> list[Any]:
+    batch, indices = buffer.sample(16)
+    keys = ["obs", "act", "rew", "done", "obs_next", *(["weight"] if hasattr(buffer, "weight") else [])]
+    return [indices, *(batch[key] for key in keys), batch.info.env_id]
+
+
+def _tianshou(name: str, *arguments: int, **options: Any) -> Kind:
+    return Kind(lambda: getattr(tianshou, name)(*arguments, **options), _add_tianshou, _draw_tianshou)
+
+
+# --- TorchRL ---
+
+
+def _add_torchrl(buffer: Any, rng: np.random.Generator) -> None:
+    row = {
+        "pixels": torch.from_numpy(_pixels(rng, 1)),
+        "action": torch.from_numpy(rng.normal(size=(1, 3))),
+        "next": {
+            "reward": torch.from_numpy(rng.normal(size=(1, 1))),
+            "done": torch.tensor([[bool(rng.random() < 0.2)]]),
+        },
+    }
+    buffer.extend(TensorDict(row, [1]))
+    if hasattr(buffer.sampler, "_sum_tree"):
+        buffer.update_priority(torch.tensor([int(rng.integers(0, len(buffer)))]), torch.from_numpy(rng.random(1)))
+
+
+def _draw_torchrl(buffer: Any) -> list[Any]:
+    sample = buffer.sample()
+    return [
+        value for _, value in sorted(sample.items(include_nested=True, leaves_only=True), key=lambda pair: str(pair[0]))
+    ]
+
+
+def _torchrl(storage: str, **prioritized: float) -> Kind:
+    def make() -> Any:
+        sampler = torchrl.PrioritizedSampler(CAPACITY, **prioritized) if prioritized else None
+        rows = getattr(torchrl, storage)(CAPACITY)
+        return torchrl.TensorDictReplayBuffer(storage=rows, sampler=sampler, batch_size=16)
+
+    return Kind(make, _add_torchrl, _draw_torchrl)
+
+
+def _has_trees() -> bool:
+    """Whether TorchRL's compiled part, in which priorities are kept, was built for this release of PyTorch."""
+    try:
+        import torchrl._torchrl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+KINDS = {
+    "sb3 Replay": _sb3("ReplayBuffer", PIXELS),
+    "sb3 Replay, shared memory": _sb3(
+        "ReplayBuffer", PIXELS, optimize_memory_usage=True, handle_timeout_termination=False
+    ),
+    "sb3 Dict": _sb3("DictReplayBuffer", GOALS),
+    "sb3 NStep": _sb3("NStepReplayBuffer", PIXELS, n_steps=3),
+    "sb3 HER": _sb3("HerReplayBuffer", GOALS, env=_Goals()),
+    "tianshou Replay": _tianshou("ReplayBuffer", CAPACITY),
+    "tianshou stacked": _tianshou("ReplayBuffer", CAPACITY, stack_num=2, sample_avail=True),
+    "tianshou Prioritized": _tianshou("PrioritizedReplayBuffer", CAPACITY, alpha=0.6, beta=0.4),
+    "tianshou Vector": _tianshou("VectorReplayBuffer", 3 * CAPACITY, 3),
+    "tianshou PrioritizedVector": _tianshou("PrioritizedVectorReplayBuffer", 3 * CAPACITY, 3, alpha=0.6, beta=0.4),
+    "torchrl memory": _torchrl("LazyTensorStorage"),
+    "torchrl memory map": _torchrl("LazyMemmapStorage"),
+    "torchrl prioritized": _torchrl("LazyTensorStorage", alpha=0.6, beta=0.4),
+}
+NO_TREES = pytest.mark.skipif(not _has_trees(), reason="TorchRL's compiled part does not load with this PyTorch")
+EVERY_KIND = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=name, marks=[NO_TREES] * name.endswith("prioritized")) for name, kind in KINDS.items()],
+)
+
+
+def fresh(kind: Kind) -> Any:
+    """Another buffer, in which something else is that a restore replaces."""
+    buffer = kind.make()
+    kind.fill(buffer, 2, np.random.default_rng(99))
+    return buffer
+
+
+# --- R06 ---
+
+
+@pytest.mark.full
+@EVERY_KIND
+@pytest.mark.parametrize("trust", ["counter", "digest"])
+def test_next_draws_after_a_restore_are_those_of_the_buffer_that_was_committed(
+    kind: Kind, trust: str, store_path: Path
+) -> None:
+    rng = np.random.default_rng(1)
+    live = kind.make()
+    kind.fill(live, 7, rng)
+    state = {**rings(live, trust=trust), "rng": casckpt.RngState()}
+    expected = {}
+    with casckpt.open(str(store_path), create=True) as store:
+        for step in range(1, 6):  # part of a ring, nearly full, wrapped, wrapped twice
+            store.commit(step, state)
+            expected[step] = kind.draws(live)
+            kind.fill(live, 9, rng)
+        assert store.verify().ok
+        target = fresh(kind)
+        again = {**rings(target, trust=trust), "rng": casckpt.RngState()}
+        for step in (5, 2, 4, 1, 3, 3):  # twice: a restore replaces
+            store.restore_into(again, step)
+            for drawn, wanted in zip(kind.draws(target), expected[step], strict=True):
+                assert len(drawn) == len(wanted) > 3
+                assert all(one.dtype == other.dtype for one, other in zip(drawn, wanted, strict=True))
+                assert all(np.array_equal(one, other) for one, other in zip(drawn, wanted, strict=True))
+
+
+@pytest.mark.full
+@EVERY_KIND
+def test_training_goes_on_after_a_restore_as_it_did(kind: Kind, store_path: Path) -> None:
+    live = kind.make()
+    kind.fill(live, 23, np.random.default_rng(2))
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, {**rings(live), "rng": casckpt.RngState()})
+        target = fresh(kind)
+        state = {**rings(target), "rng": casckpt.RngState()}
+        store.resume_into(state, 1)
+        kind.fill(live, 6, np.random.default_rng(3))
+        kind.fill(target, 6, np.random.default_rng(3))
+        store.commit(2, state)
+        store.restore_into({**rings(fresh(kind)), "rng": casckpt.RngState()}, 2)
+        other = fresh(kind)
+        store.restore_into({**rings(other), "rng": casckpt.RngState()}, 2)
+        drawn = []
+        for buffer in (live, target, other):
+            np.random.seed(4)
+            torch.manual_seed(4)
+            drawn.append(kind.draws(buffer))
+    for one, *others in zip(*drawn, strict=True):
+        for each in others:
+            assert all(np.array_equal(a, b) for a, b in zip(one, each, strict=True))
+
+
+@pytest.mark.full
+@EVERY_KIND
+def test_a_commit_costs_the_rows_that_are_new(kind: Kind, store_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    live = kind.make()
+    kind.fill(live, 3 * CAPACITY, rng)
+    with casckpt.open(str(store_path), create=True) as store:
+        state = rings(live)
+        row_size = max(each.row_size for each in state.values() if isinstance(each, Ring))
+        first = store.commit(1, state).new_bytes
+        kind.fill(live, 1, rng)
+        second = store.commit(2, state).new_bytes
+        mutable = store.commit(3, state).new_bytes
+    new_count = 3 if len(state) > 2 else 1
+    assert first > (CAPACITY - 1) * row_size > 18_000
+    assert mutable == 0
+    assert second < new_count * row_size + 5000  # priorities and episodes of a small ring
+
+
+# --- what is changed behind the counter ---
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["sb3 Replay", "tianshou Replay", "torchrl memory"])
+def test_a_place_that_moved_without_the_counter_has_every_row_read_anew(name: str, store_path: Path) -> None:
+    kind = KINDS[name]
+    live, other = kind.make(), kind.make()
+    kind.fill(live, 8, np.random.default_rng(6))
+    kind.fill(other, 13, np.random.default_rng(7))
+    with casckpt.open(str(store_path), create=True) as store:
+        state = rings(live)
+        store.commit(1, state)
+        if name.startswith("sb3"):
+            live.pos = 13
+            for key in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+                getattr(live, key)[...] = getattr(other, key)
+        elif name.startswith("tianshou"):
+            live.reset()
+            live.update(other)
+        else:
+            live.load_state_dict(other.state_dict())
+            live._writer._write_count += 4
+        store.commit(2, state)
+        target = fresh(kind)
+        store.restore_into(rings(target), 2)
+        np.random.seed(8)
+        torch.manual_seed(8)
+        expected = kind.draws(other)
+        np.random.seed(8)
+        torch.manual_seed(8)
+        assert all(
+            np.array_equal(a, b)
+            for one, wanted in zip(kind.draws(target), expected, strict=True)
+            for a, b in zip(one, wanted, strict=True)
+        )
+
+
+@pytest.mark.full
+def test_a_buffer_whose_adds_are_counted_can_be_pickled_as_before() -> None:
+    kind = KINDS["sb3 Replay"]
+    live = kind.make()
+    kind.fill(live, 5, np.random.default_rng(9))
+    rings(live)
+    copy = pickle.loads(pickle.dumps(live))  # noqa: S301 - what `save_replay_buffer` does
+    kind.fill(copy, 3, np.random.default_rng(9))
+    assert (live.pos, copy.pos) == (5, 8)
+    position = rings(copy)["replay"].buffer.position()
+    assert (position.held, position.total) == (8, 8)
+
+
+@pytest.mark.full
+def test_a_hindsight_buffer_that_was_cut_is_stored_as_cut(store_path: Path) -> None:
+    kind = KINDS["sb3 HER"]
+    live = kind.make()
+    kind.fill(live, 9, np.random.default_rng(10))
+    with casckpt.open(str(store_path), create=True) as store:
+        state = rings(live)
+        store.commit(1, state)
+        live.dones[live.pos - 1] = 0
+        live._current_ep_start[:] = live.pos - 2
+        with pytest.warns(UserWarning, match="truncated"):
+            live.truncate_last_trajectory()
+        store.commit(2, state)
+        target = fresh(kind)
+        store.restore_into(rings(target), 2)
+        assert (target.dones[live.pos - 1] == 1).all()
+        assert np.array_equal(target.ep_length, live.ep_length)
+        store.restore_into(rings(target), 1)
+        assert not np.array_equal(target.ep_length, live.ep_length)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.full
+def test_what_cannot_be_a_ring_is_refused_and_says_what_to_do(store_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"Wrap it in casckpt\.replay\.Arrays"):
+        rings([1, 2, 3])
+    for name in ("tianshou Replay", "torchrl memory"):
+        with pytest.raises(InvalidInputError, match="does not tell its columns"):
+            rings(KINDS[name].make())
+    with pytest.raises(InvalidInputError, match="no ring of tensors"):
+        rings(torchrl.ReplayBuffer(storage=torchrl.ListStorage(10)))
+    with pytest.raises(InvalidInputError, match="2 dimensions"):
+        buffer = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(10, ndim=2))
+        buffer.extend(TensorDict({"x": torch.zeros(2, 2)}, [2, 2]))
+        rings(buffer)
+    objects = _sb3("HerReplayBuffer", GOALS, env=_Goals(), copy_info_dict=True).make()
+    with pytest.raises(UnsupportedStateError, match="copy_info_dict=False"):
+        rings(objects)
+
+
+@pytest.mark.full
+def test_hindsight_rows_do_not_go_into_another_capacity(store_path: Path) -> None:
+    kind = KINDS["sb3 HER"]
+    live = kind.make()
+    kind.fill(live, 9, np.random.default_rng(11))
+    smaller = Kind(lambda: type(live)(10, GOALS, ACTION, device="cpu", n_envs=ENVS, env=_Goals()), _add_sb3, _draw_sb3)
+    target = fresh(smaller)
+    before = pickle.dumps(vars(target)["actions"])
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, rings(live))
+        for rule in ("refuse", "newest"):  # episodes are known by their slots
+            with pytest.raises(MismatchError):
+                store.restore_into(rings(target, on_capacity=rule), 1)
+            assert pickle.dumps(vars(target)["actions"]) == before
