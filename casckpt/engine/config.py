@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any, TypeVar
 
 from casckpt.codec.level import DEFAULT_LEVEL
 from casckpt.engine.strategy import Recent, SaveStrategy, check_choice, check_number
+from casckpt.engine.templates import find_template
 from casckpt.errors import InvalidInputError, NotFoundError
 from casckpt.limits import LOCK_TIMEOUT_S
 from casckpt.store.catalog import check_name
@@ -57,6 +58,9 @@ class EngineConfig:
 
     Attributes:
         components: strategies by component name, for those that are registered without one.
+        template: refuse the first save, and the first after a registration, that lacks what this template ("ppo",
+            "sac", "dqn", "grpo", "pbt") needs; None to refuse nothing.
+        aliases: role of the template → paths where it is, if names alone do not tell.
         store: what `CheckpointEngine.open` opens.
     """
 
@@ -65,6 +69,8 @@ class EngineConfig:
     queue_size: int = 2
     async_mode: bool = True
     components: Mapping[str, SaveStrategy] = field(default_factory=dict)
+    template: str | None = None
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     store: StoreConfig | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +81,8 @@ class EngineConfig:
         check_choice("overlap", self.overlap, OVERLAPS)
         check_number("queue_size", self.queue_size, int)
         check_choice("async_mode", self.async_mode, (True, False))
+        if self.template is not None:
+            find_template(self.template)
 
 
 def read_config(source: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> EngineConfig:

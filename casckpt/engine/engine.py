@@ -24,7 +24,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -33,10 +33,12 @@ from casckpt.engine.budget import SaveBudget
 from casckpt.engine.cadence import due_layers, with_more_frequent
 from casckpt.engine.component import Component
 from casckpt.engine.config import EngineConfig, read_config
+from casckpt.engine.coverage import cover
 from casckpt.engine.report import EngineReport, describe
 from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
+from casckpt.engine.templates import CoverageReport
 from casckpt.errors import AlreadyExistsError, CasckptError, InvalidInputError, StepOrderError
 from casckpt.format.entry import MetricValue
 from casckpt.state.rng import RngState
@@ -105,6 +107,7 @@ class CheckpointEngine:
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
         self._labels: dict[str, str] = {}  # for the next save
         self._updating = 0
+        self._is_covered = False
         self._stop = 0
         self._pausing = threading.Lock()
         self._is_paused = False
@@ -159,7 +162,27 @@ class CheckpointEngine:
         self._reserve([component])
         component.count_from(self.global_step, self._clock())
         self._components[name] = component
+        self._is_covered = False
         self._dropped.discard(name)
+
+    def coverage(
+        self, template: str | None = None, *, aliases: Mapping[str, Sequence[str]] | None = None, strict: bool = False
+    ) -> CoverageReport:
+        """What of a template is registered, missing, or not capturable.
+
+        Args:
+            template: "ppo", "sac", "dqn", "grpo" or "pbt"; None for the config's.
+            aliases: role → paths where it is, if names alone do not tell; None for the config's.
+            strict: raise when something is missing.
+
+        Raises:
+            InvalidInputError: no such template; with `strict`, something is missing (`missing` names it).
+        """
+        chosen = template or self.config.template
+        if chosen is None:
+            raise InvalidInputError("coverage: give a template, here or in the config")
+        found = self.config.aliases if aliases is None else aliases
+        return cover(self._components.values(), chosen, found, strict=strict)
 
     def drop(self, name: str) -> None:
         """Leave a component out of the next snapshot and all that follow it. Waits for saves under way."""
@@ -496,6 +519,9 @@ class CheckpointEngine:
         is_async: bool | None = None,
     ) -> SaveHandle:
         """Capture these components, and those that no snapshot has yet, at one step."""
+        if self.config.template is not None and not self._is_covered:
+            self.coverage(strict=True)
+            self._is_covered = True
         known = self._saves.known()
         components = [each for each in self._components.values() if each in chosen or each.name not in known]
         drop = tuple(sorted(self._dropped & known))

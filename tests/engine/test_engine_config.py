@@ -66,6 +66,7 @@ def test_mapping_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"save_bugdet": 0.1}, r"config: unknown key 'save_bugdet'\. There are save_budget, overlap"),
+        ({"template": "ppx"}, "config: .*ppx"),
         ({"save_budget": 0}, "config: save_budget=0: expected a positive number"),
         ({"save_budget": 1.5}, "config: save_budget=1.5: a share of the time"),
         ({"save_budget": "10 %"}, "config: save_budget='10 %'"),

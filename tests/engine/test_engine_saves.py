@@ -389,6 +389,16 @@ def test_strict_restore_needs_every_component_on_both_sides(store_path: Path, cl
             assert missing in (*report.not_restored, *report.not_stored)
 
 
+def test_engine_with_a_template_refuses_a_save_that_lacks_something(store: Any, clock: Clock) -> None:
+    engine = CheckpointEngine(store, config={"template": "dqn"}, clock=clock)
+    engine.register("q_net", torch.nn.Linear(2, 2))
+    with pytest.raises(InvalidInputError, match="template dqn: not complete") as caught:
+        engine.save(1)
+    assert {"target network", "replay rows"} <= set(caught.value.missing)
+    assert store.steps() == []
+    assert "missing" in str(engine.coverage()) and "missing" in str(engine.coverage("ppo"))
+
+
 def test_dropped_component_leaves_the_next_snapshot(store: Any, clock: Clock) -> None:
     engine = CheckpointEngine(store, clock=clock)
     engine.register("policy", {"a": 1})
