@@ -137,6 +137,7 @@ def test_saving_that_takes_too_long_lengthens_the_interval_and_shortens_it_again
     assert "interval is as configured again" in caplog.text
 
 
+@pytest.mark.full
 def test_large_save_does_not_stop_small_ones(store: Any, clock: Clock, disk: Disk, seed: int) -> None:
     disk.byte_s = 1e-5  # 20 s for the weights, 0.01 s for a light commit
     engine = CheckpointEngine(store, clock=clock)
