@@ -60,6 +60,7 @@ class ObjectWriter:
         is_present: for each id, whether a good, existing record of it is in the store. Called from pool threads.
         verify: "reread" (fresh descriptor), "media" (the page cache is dropped first) or "off".
         reader: of the store, for the bases of new chunks; None: they get none.
+        may_inline: whether a little may be left to the timeline entry instead of a pack.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ObjectWriter:
         *,
         verify: str,
         reader: ObjectReader | None = None,
+        may_inline: bool = True,
     ) -> None:
         self._root = root
         self._store_id = store_id
@@ -81,7 +83,7 @@ class ObjectWriter:
         self._seen: dict[ObjectId, int] = {}  # with the depth of the record
         self._held: list[tuple[RecordHeader, memoryview]] = []  # records so far, while they may still go inline
         self._held_size = 0
-        self._may_inline = True
+        self._may_inline = may_inline
         self._pack: _PackFile | None = None
         self._sealing: list[tuple[_PackFile, Future[None]]] = []
         self._published: list[str] = []

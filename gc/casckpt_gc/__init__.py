@@ -1,10 +1,15 @@
-"""Everything that can delete: retention, collection, compaction. `casckpt` itself only adds, and never imports this."""
+"""Everything that can delete: retention, collection, compaction; patrol and repair.
+
+`casckpt` itself only adds, and never imports this.
+"""
 
 from __future__ import annotations
 
 from casckpt_gc.collect import Collection, Report, collect
 from casckpt_gc.maintenance import Maintenance
+from casckpt_gc.patrol import Finding, Health, Limits, Patrolled, health, patrol
 from casckpt_gc.plan import Compaction, Fate, PackFate, Plan, plan
+from casckpt_gc.repair import Heal, Repair, repair
 from casckpt_gc.retention import AnyOf, Best, Candidate, Pareto, Retention, Thinning
 
 __all__ = [
@@ -14,13 +19,22 @@ __all__ = [
     "Collection",
     "Compaction",
     "Fate",
+    "Finding",
+    "Heal",
+    "Health",
+    "Limits",
     "Maintenance",
     "PackFate",
     "Pareto",
+    "Patrolled",
     "Plan",
+    "Repair",
     "Report",
     "Retention",
     "Thinning",
     "collect",
+    "health",
+    "patrol",
     "plan",
+    "repair",
 ]

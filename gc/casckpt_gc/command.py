@@ -1,14 +1,29 @@
-"""`casckpt gc`: plan, collect, compact. Found by `casckpt` through the entry-point group `casckpt.commands`."""
+"""`casckpt gc plan|collect|compact`, `casckpt patrol`, `casckpt repair`.
+
+Found by `casckpt` through the entry-point group `casckpt.commands`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from casckpt.cli._screen import add_row, json_option, looking, print_json, print_table, say, store_argument, table
+from casckpt.cli import _exits
+from casckpt.cli._screen import (
+    add_row,
+    finish,
+    json_option,
+    looking,
+    print_json,
+    print_table,
+    say,
+    store_argument,
+    table,
+)
 from casckpt.cli._text import size
 from casckpt.errors import InvalidInputError
 
@@ -94,6 +109,45 @@ def compact(path: str, budget: int, grace: float | None, as_json: bool) -> None:
     with _opened(path, None, is_any_run_good=True) as store:
         found = plan(store, compaction=Compaction(budget_bytes=budget << 20))
         _print_report("gc compact", store.path, found.execute(grace_s=grace), as_json=as_json)
+
+
+@click.command()
+@store_argument
+@click.option("--budget", type=click.IntRange(min=1), default=1024, metavar="MIB", help="Read so much. [default: 1024]")
+@click.option("--seconds", type=float, default=60.0, metavar="S", help="Take so long at most. [default: 60]")
+@json_option
+def patrol(path: str, budget: int, seconds: float, as_json: bool) -> None:
+    """Check the packs that were checked longest ago, and the disk. Exit code 1 when something is wrong."""
+    from casckpt_gc.patrol import patrol as walk
+
+    with _opened(path, None, is_any_run_good=True) as store:
+        found = walk(store, budget_bytes=budget << 20, budget_s=seconds)
+    if as_json:
+        print_json("patrol", {"store": path, **found.to_dict()})
+    else:
+        say(str(found))
+    finish(_exits.NO if found.findings or found.health.state == "stop" else _exits.FINE)
+
+
+@click.command()
+@store_argument
+@click.option("--from", "other", metavar="OTHER", help="Another copy of this store, whole where this one is not.")
+@click.option("--execute", is_flag=True, help="Do it. Without it nothing is changed.")
+@json_option
+def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
+    """Say what is damaged and what can be healed; with --execute, heal it. Nothing is discarded."""
+    from casckpt.store.opening import open_store
+    from casckpt_gc.repair import repair as heal
+
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(open_store(other, read_only=True)) if other else None
+        store = stack.enter_context(_opened(path, None, is_any_run_good=True))
+        found = heal(store, source, execute=execute)
+    if as_json:
+        print_json("repair", {"store": path, **found.to_dict()})
+    else:
+        say(str(found))
+    finish(_exits.NO if found.lost_by or (found.heals and not execute) else _exits.FINE)
 
 
 # --- stores and rules ---

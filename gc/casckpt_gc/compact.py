@@ -70,7 +70,7 @@ class Rewriting:
         try:
             for row in rows:
                 if row.object_id in self._mark:
-                    header, payload = _read_record(file, row)
+                    header, payload = read_record(file, row)
                     self._writer.add_record(header, payload)
                     self.copied_bytes += header.header_size + len(payload)
         finally:
@@ -81,7 +81,7 @@ class Rewriting:
         self._writer.abort()
 
 
-def _read_record(file: File, row: PackRow) -> tuple[RecordHeader, memoryview]:
+def read_record(file: File, row: PackRow) -> tuple[RecordHeader, memoryview]:
     """A record exactly as it was written.
 
     Raises:

@@ -14,7 +14,7 @@ tree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from casckpt.errors import CorruptionError, IncompleteError
@@ -100,16 +100,9 @@ class Mark:
         snapshot = catalog.load(snapshot_id)
         gone = {*catalog.thinned(snapshot_id), *self.withdrawn.get(snapshot_id, ())}
         found = {ObjectId(snapshot.context)} if snapshot.context else set()
-        waiting = [ObjectId(ref.manifest) for name, ref in snapshot.components.items() if name not in gone]
-        while waiting:
-            address = waiting.pop()
-            if address in self.live or address in found:
-                continue
-            manifest = catalog.manifest(address)
-            found |= {address, ObjectId(manifest.structure)}
-            found.update(catalog.node_ids(manifest))
-            found.update(catalog.chunk_ids(manifest))
-            waiting += [ObjectId(part.manifest) for part in parts_of(manifest)]
+        for name, ref in snapshot.components.items():
+            if name not in gone and ref.manifest not in self.live:
+                found |= objects_below(self.store, ObjectId(ref.manifest), self.live)
         return found
 
     def _hold(self, fresh: set[ObjectId]) -> set[ObjectId]:
@@ -134,6 +127,26 @@ class Mark:
                     added.update(below)
                     waiting += below
         return added
+
+
+def objects_below(store: Store, manifest: ObjectId, known: Container[bytes]) -> set[ObjectId]:
+    """A manifest and everything that it reaches, parts of a ring included; manifests in `known` are left out.
+
+    Raises:
+        CorruptionError, IncompleteError: a manifest or node cannot be read.
+    """
+    found: set[ObjectId] = set()
+    waiting = [manifest]
+    while waiting:
+        address = waiting.pop()
+        if address in known or address in found:
+            continue
+        content = store._catalog.manifest(address)
+        found |= {address, ObjectId(content.structure)}
+        found.update(store._catalog.node_ids(content))
+        found.update(store._catalog.chunk_ids(content))
+        waiting += [ObjectId(part.manifest) for part in parts_of(content)]
+    return found
 
 
 @dataclass(frozen=True)

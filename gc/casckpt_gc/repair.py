@@ -1,0 +1,280 @@
+"""Damage healed from what there is elsewhere: another copy of the store, or a second record in this one.
+
+A pack that another copy of the store has whole takes the place of the bad one. Where there is no such pack, the good
+records are copied into a new one, the bad objects are read from wherever they can be had, each proven by its address,
+and an entry condemns the old pack in favour of the new. What nothing can give back is named, and its pack stays where
+it is: whatever part of it is good keeps being found.
+
+Nothing is discarded: a pack that is replaced has a second name in `quarantine/` first. A repair that dies half way
+leaves the store as damaged as before, or less, and is begun again. It does nothing unless it is told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from casckpt.errors import (
+    CasckptError,
+    CorruptionError,
+    IncompleteError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
+from casckpt.format.document import COLLECTED
+from casckpt.format.entry import Condemn, PackRef
+from casckpt.format.pack import PackRow
+from casckpt.format.record import CHUNK
+from casckpt.ids import ObjectId, PackId
+from casckpt.index.tables import PENDING, decode_object, key_number
+from casckpt.limits import BATCH_SIZE
+from casckpt.objects.packs import pack_path, read_rows
+from casckpt.objects.writer import ObjectWriter
+from casckpt.storage.fs import FileSystem
+from casckpt.store.opening import add_feature
+from casckpt.store.store import Store
+from casckpt.store.values import Value
+from casckpt_gc.compact import read_record
+from casckpt_gc.patrol import Finding, check_pack, needing, packs_of
+
+QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True)
+class Heal(Value):
+    """What becomes of one bad pack.
+
+    Attributes:
+        pack: its id.
+        what: "replace" (from the other copy), "rewrite" (good records and healed objects into a new pack), or
+            "complete" (healed objects into a new pack; the bad one stays, for something in it is lost).
+        healed: objects that are read from elsewhere.
+        lost: objects that nothing gives back.
+    """
+
+    pack: str
+    what: str
+    healed: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Repair(Value):
+    """What a repair found, and did or would do.
+
+    Attributes:
+        heals: one for each bad pack.
+        findings: the damage.
+        lost_by: (run, branch, step, component) that stay damaged.
+        is_done: it was carried out.
+    """
+
+    heals: tuple[Heal, ...]
+    findings: tuple[Finding, ...]
+    lost_by: tuple[tuple[str, str, int, str], ...]
+    is_done: bool
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.findings)} findings in {len(self.heals)} packs"]
+        lines += [
+            f"pack {each.pack[:12]}: {each.what}, {len(each.healed)} objects healed, {len(each.lost)} lost"
+            for each in self.heals
+        ]
+        lines += [
+            f"stays damaged: {run}/{branch}@{step}, component {name!r}" for run, branch, step, name in self.lost_by
+        ]
+        return "\n".join([*lines, "done" if self.is_done else "nothing was changed: pass execute=True (--execute)"])
+
+
+def repair(store: Store, source: Store | None = None, *, execute: bool = False) -> Repair:
+    """Look at every pack, and heal what can be healed.
+
+    Args:
+        store: open for writing.
+        source: another copy of the same store, whole where this one is not; may be read-only.
+        execute: do it; otherwise only say what would be done.
+
+    Cost: reads all packs of the store, and of the other copy those that are bad here.
+
+    Raises:
+        InvalidInputError: the other store is not a copy of this one.
+        StorageError: a file cannot be read or written now.
+    """
+    if source is not None and source.store_id != store.store_id:
+        raise InvalidInputError(
+            f"{source.path} is store {source.store_id.hex()[:12]}, not a copy of {store.store_id.hex()[:12]}. Give a "
+            "copy of this store.",
+            path=source.path,
+        )
+    store._keeper.catch_up()
+    sizes = packs_of(store)
+    findings = [each for pack in sizes for each in check_pack(store, PackId(bytes.fromhex(pack)), sizes[pack])[1]]
+    by_pack: dict[str, list[Finding]] = {}
+    for each in findings:
+        by_pack.setdefault(each.pack, []).append(each)
+    healer = _Healer(store, source, findings)
+    heals = tuple(healer.plan(pack, sizes[pack], found) for pack, found in by_pack.items())
+    lost = [each for each in findings if _is_lost(each, heals)]
+    lost_by = needing(store, lost) if lost else ()
+    if execute and heals:
+        with store._writing("repair"):
+            add_feature(store, COLLECTED)
+            for heal in heals:
+                healer.carry_out(heal, sizes[heal.pack])
+            store._keeper.reader.forget_files()
+            if store._catalog.pending_packs():
+                store._keeper.rebuild()
+    return Repair(heals, tuple(findings), lost_by, execute)
+
+
+def _is_lost(finding: Finding, heals: Iterable[Heal]) -> bool:
+    heal = next(each for each in heals if each.pack == finding.pack)
+    return bool(heal.lost) and (finding.object_id in heal.lost or not finding.object_id)
+
+
+class _Healer:
+    """Plans and does what `repair` says, one pack at a time."""
+
+    def __init__(self, store: Store, source: Store | None, findings: Iterable[Finding]) -> None:
+        self._store = store
+        self._source = source
+        with store._keeper.kv.read() as txn:
+            keys = {each.pack: txn.get("pack_ids", bytes.fromhex(each.pack)) for each in findings}
+        self._numbers = {pack: key_number(key) for pack, key in keys.items() if key is not None}
+
+    def plan(self, pack: str, size: int, found: list[Finding]) -> Heal:
+        pack_id = PackId(bytes.fromhex(pack))
+        bad = {each.object_id for each in found if each.object_id} or self._objects_of(pack, found)
+        if self._source is not None and not check_pack(self._source, pack_id, size)[1]:
+            return Heal(pack, "replace", tuple(sorted(bad)), ())
+        healed = {each for each in bad if self._read(ObjectId(bytes.fromhex(each))) is not None}
+        lost = tuple(sorted(bad - healed))
+        return Heal(pack, "complete" if lost else "rewrite", tuple(sorted(healed)), lost)
+
+    def _objects_of(self, pack: str, found: list[Finding]) -> set[str]:
+        """All objects of a pack that is missing, as the index knows them; none where only its table is bad."""
+        if not any("missing" in each.reason or "cannot be read" in each.reason for each in found):
+            return set()
+        number = self._numbers.get(pack)
+        with self._store._keeper.kv.read() as txn:
+            rows = [(key, decode_object(row)[1]) for key, row in txn.scan("objects")]
+        return {key.hex() for key, places in rows if any(place.pack_no == number for place in places)}
+
+    def _read(self, object_id: ObjectId) -> bytes | None:
+        """An object's plain bytes, proven, from a good record here or from the other copy."""
+        for place in (self._store, self._source):
+            if place is None:
+                continue
+            with contextlib.suppress(CorruptionError, IncompleteError, NotFoundError):
+                return place._keeper.reader.read(object_id)
+        return None
+
+    def carry_out(self, heal: Heal, size: int) -> None:
+        """Heal one pack; durable when it returns."""
+        self._quarantine(PackId(bytes.fromhex(heal.pack)))
+        if heal.what == "replace":
+            self._replace(PackId(bytes.fromhex(heal.pack)), size)
+            with self._store._keeper.kv.write() as txn:
+                for object_id in heal.healed:
+                    txn.delete("damage", bytes.fromhex(object_id))
+                txn.delete("meta", PENDING + bytes.fromhex(heal.pack))
+        elif heal.what == "rewrite" or heal.healed:
+            self._write_anew(heal)
+
+    def _quarantine(self, pack_id: PackId) -> None:
+        fs, folder = self._store._timeline.fs, f"{self._store.path}/{QUARANTINE}"
+        fs.make_folder(folder)
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            fs.link(pack_path(self._store.path, pack_id), f"{folder}/{pack_id.hex()}")
+        fs.sync_folder(folder)
+
+    def _replace(self, pack_id: PackId, size: int) -> None:
+        assert self._source is not None
+        fs, target = self._store._timeline.fs, pack_path(self._store.path, pack_id)
+        temporary = self._store._system.temporary_path(self._store.path)
+        try:
+            _copy(self._source._timeline.fs, pack_path(self._source.path, pack_id), fs, temporary, size)
+            shard = target.rpartition("/")[0]
+            fs.make_folder(shard)
+            fs.rename(temporary, target)
+            fs.sync_folder(shard)
+        except (CasckptError, OSError):
+            with contextlib.suppress(StorageError, FileNotFoundError):
+                fs.unlink(temporary)
+            raise
+
+    def _write_anew(self, heal: Heal) -> None:
+        """A new pack, and the entry that makes it part of the store; the old one is condemned if nothing is lost."""
+        store, pack_id = self._store, PackId(bytes.fromhex(heal.pack))
+        writer = ObjectWriter(
+            store.path,
+            store.store_id,
+            store._system,
+            lambda ids: [False] * len(ids),
+            verify=store._committer._verify,
+            may_inline=False,
+        )
+        try:
+            rows = self._rows(pack_id)
+            kinds = {row.object_id: row.kind for row in rows}
+            if heal.what == "rewrite":
+                self._copy_good(pack_id, rows, set(heal.healed), writer)
+            for name in heal.healed:
+                object_id = ObjectId(bytes.fromhex(name))
+                plain = self._read(object_id)
+                if plain is None:
+                    raise CorruptionError(
+                        f"object {name[:12]} could be read before, and cannot now. Nothing was changed. Run it again.",
+                        object_id=object_id,
+                    )
+                writer.add_all([(kinds.get(object_id, CHUNK), plain)])
+            replacements = writer.publish().packs
+        finally:
+            writer.abort()
+        self._publish([pack_id] if heal.what == "rewrite" else [], replacements)
+
+    def _rows(self, pack_id: PackId) -> list[PackRow]:
+        store = self._store
+        try:
+            return read_rows(store._timeline.fs, store.path, pack_id, store.store_id)[0]
+        except (FileNotFoundError, CorruptionError):
+            return []
+
+    def _copy_good(self, pack_id: PackId, rows: Iterable[PackRow], bad: set[str], writer: ObjectWriter) -> None:
+        good = [row for row in rows if row.object_id.hex() not in bad]
+        if not good:
+            return
+        file = self._store._timeline.fs.open(pack_path(self._store.path, pack_id))
+        try:
+            for row in good:
+                writer.add_record(*read_record(file, row))
+        finally:
+            file.close()
+
+    def _publish(self, packs: list[bytes], replacements: list[PackRef]) -> None:
+        keeper = self._store._keeper
+        while True:
+            keeper.catch_up()
+            entry = self._store._committer.append(Condemn(packs, replacements), keeper.applied())
+            if entry is not None:
+                keeper.catch_up_after_commit(entry, {})
+                return
+
+
+def _copy(source: FileSystem, path: str, fs: FileSystem, target: str, size: int) -> None:
+    """A file copied, and durable."""
+    reading = source.open(path)
+    try:
+        writing = fs.create(target)
+        try:
+            buffer = memoryview(bytearray(BATCH_SIZE))
+            for start in range(0, size, BATCH_SIZE):
+                count = reading.read_into(buffer[: min(BATCH_SIZE, size - start)], start)
+                writing.write([buffer[:count]], start)
+            writing.sync()
+        finally:
+            writing.close()
+    finally:
+        reading.close()
