@@ -6,11 +6,13 @@ these; the expected values are an uninterrupted training's. casckpt takes no par
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.resume_sb3 import EXPERIMENTS, Comparison, run
+from benchmarks.resume_sb3 import EXPERIMENTS, Comparison, Outcome, compare, run
 
 pytestmark = pytest.mark.full
 COMPARED = {
@@ -37,11 +39,26 @@ def test_killed_training_goes_on_bit_for_bit(name: str, comparisons: dict[str, C
     assert found.is_equal == dict.fromkeys(COMPARED | replay, True)
 
 
-@pytest.mark.timeout(900)
-def test_the_comparison_sees_a_training_that_was_not_restored(
-    comparisons: dict[str, Comparison], tmp_path: Path
-) -> None:
-    (found,) = run(["DQN"], ["sb3"], tmp_path)
-    assert comparisons["DQN"].is_equal["trajectory"]
-    assert not found.is_equal["trajectory"]
-    assert not found.is_equal["parameters"]
+def test_the_comparison_sees_every_difference(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    np.save(tmp_path / "b.npy", np.array([0.0, -0.5, 0.0]))
+    steps = [(step, f"digest {step}") for step in (1, 2, 3, 4)]
+    rates = [(0, 0.2), (2, 0.1)]
+    whole = Outcome(0, steps, rates, {"parameters": "p"}, str(tmp_path / "a.npy"), [1])
+    rest = Outcome(2, steps[2:], rates[1:], {"parameters": "p"}, str(tmp_path / "a.npy"), [1])
+    same = compare("DQN", "casckpt", whole, rest)
+    assert (same.diverged_at, same.parameter_difference) == (None, 0.0)
+    assert set(same.is_equal.values()) == {True}
+    for name, change in {
+        "trajectory": {"trajectory": [steps[2], (4, "another")]},
+        "learning rates": {"learning_rates": [(2, 0.2)]},
+        "parameters": {"digests": {"parameters": "q"}},
+        "evaluation": {"evaluation": [2]},
+    }.items():
+        found = compare("DQN", "casckpt", whole, replace(rest, **change))
+        assert [each for each, is_equal in found.is_equal.items() if not is_equal] == [name]
+    assert compare("DQN", "casckpt", whole, replace(rest, trajectory=[steps[2], (4, "another")])).diverged_at == 4
+    assert compare("DQN", "casckpt", whole, replace(rest, trajectory=steps[2:3])).diverged_at == 3
+    assert (
+        compare("DQN", "casckpt", whole, replace(rest, parameters=str(tmp_path / "b.npy"))).parameter_difference == 0.5
+    )

@@ -395,6 +395,18 @@ def test_model_of_another_shape_is_refused_and_nothing_is_touched(open_store: An
     assert model.num_timesteps == 0
 
 
+@pytest.mark.full
+def test_environments_that_are_wrapped_otherwise_are_refused_by_name(open_store: Any) -> None:
+    store = open_store()
+    train(ppo(), store, total=32)
+    model = ppo(env=VecNormalize(VecFrameStack(make_vec_env("CartPole-v1", 2), 1)))
+    with pytest.raises(casckpt.IncompleteError, match="VecFrameStack"):
+        resume(model, CheckpointCallback(store, every_steps=1), TOTAL)
+    other = ppo(env=VecNormalize(make_vec_env("CartPole-v1", 2, env_kwargs={"sutton_barto_reward": True})))
+    with pytest.raises(casckpt.IncompleteError, match="sutton_barto_reward"):
+        resume(other, CheckpointCallback(store, every_steps=1), TOTAL)
+
+
 class WithHandle(gymnasium.Wrapper):
     """Keeps an open socket: nothing that another process could have."""
 
