@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from casckpt.engine.budget import SaveBudget
 from casckpt.engine.cadence import due_layers, with_more_frequent
@@ -54,6 +54,13 @@ log = logging.getLogger("casckpt.engine")
 UNSET: Any = object()  # a setting that was not given here, where None has a meaning
 
 
+class Maintenance(Protocol):
+    """What retention at work beside a training is to an engine."""
+
+    def after_commit(self, store: Store) -> None:
+        """A snapshot of `store` is durable. Must not wait."""
+
+
 class CheckpointEngine:
     """Saves a training's components by their strategies, and brings them back.
 
@@ -66,6 +73,7 @@ class CheckpointEngine:
         queue_size: see `overlap`; each place costs one copy of the state in memory.
         async_mode: whether saves run in the background; False for durable ones, which keep the loop waiting.
         training_config: anything JSON-like, kept with every snapshot (`config=` of `Store.commit`).
+        maintenance: told of every snapshot that is durable, as `casckpt_gc.Maintenance` wants to be.
         clock: monotonic seconds, for tests.
 
     Settings given here win over those of `config`.
@@ -80,6 +88,7 @@ class CheckpointEngine:
         *,
         config: EngineConfig | Mapping[str, Any] | str | None = None,
         training_config: Any = None,
+        maintenance: Maintenance | None = None,
         clock: Callable[[], float] = time.monotonic,
         save_budget: float | None = UNSET,
         overlap: str = UNSET,
@@ -99,7 +108,8 @@ class CheckpointEngine:
         self._clock = clock
         self._components: dict[str, Component] = {}
         self._budget = SaveBudget(self.config.save_budget)
-        self._saves = Saves(self._budget, self._components, clock)
+        self._saves = Saves(self._budget, self._components, clock, self._after_commit)
+        self._maintenance = maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
         self._dropped: set[str] = set()
         self._owner: int | None = None
@@ -486,6 +496,10 @@ class CheckpointEngine:
 
     def _is_being_added(self, component: Component) -> bool:
         return component.strategy.is_best_effort and self._saves.is_writing(component)
+
+    def _after_commit(self) -> None:
+        if self._maintenance is not None:
+            self._maintenance.after_commit(self.store)
 
     def _tell_interval(self, layer: Layer) -> None:
         log.warning(

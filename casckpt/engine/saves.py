@@ -64,11 +64,18 @@ class Counts:
 
 @dataclass
 class Saves:
-    """The saves of one engine; `registered` are all of its components by name."""
+    """The saves of one engine.
+
+    Attributes:
+        registered: its components by name.
+        after_commit: called for each new snapshot.
+        committed: components of the newest snapshot known to be durable.
+    """
 
     budget: SaveBudget
     registered: dict[str, Component]
     clock: Callable[[], float]
+    after_commit: Callable[[], None]
     counts: Counts = field(default_factory=Counts)
     under_way: list[Save] = field(default_factory=list)
     committed: set[str] = field(default_factory=set)
@@ -174,6 +181,7 @@ class Saves:
 
     def _succeeded(self, save: Save, snapshot: Snapshot, now_s: float) -> None:
         self.counts.committed += 1
+        self.after_commit()
         self.committed |= {each.name for each in save.components}
         self._spend(save, now_s)
         for component in save.components:

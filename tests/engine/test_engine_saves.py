@@ -399,6 +399,25 @@ def test_engine_with_a_template_refuses_a_save_that_lacks_something(store: Any, 
     assert "missing" in str(engine.coverage()) and "missing" in str(engine.coverage("ppo"))
 
 
+def test_maintenance_is_told_of_every_durable_snapshot_and_of_no_other(store: Any, clock: Clock, disk: Disk) -> None:
+    told: list[list[int]] = []
+
+    class Maintenance:
+        def after_commit(self, store: Any) -> None:
+            told.append(store.steps())
+
+    engine = CheckpointEngine(store, clock=clock, maintenance=Maintenance())
+    engine.register("policy", {"a": 1}, EVERY)
+    for step in (1, 2):
+        engine.step(step)
+        engine.wait()
+    disk.is_full = True
+    engine.step(3).exception()
+    disk.is_full = False
+    engine.save(4, async_mode=False)
+    assert told == [[1], [1, 2], [1, 2, 4]]
+
+
 def test_dropped_component_leaves_the_next_snapshot(store: Any, clock: Clock) -> None:
     engine = CheckpointEngine(store, clock=clock)
     engine.register("policy", {"a": 1})
