@@ -38,6 +38,9 @@ SEGMENT_SIZE_MAX = 16 * MIB  # what a ring may hold of rows that are gone, and a
 SEGMENT_SHARE = 16  # of a ring's capacity: the same bound for small rings
 GROUP_LEVEL_MAX = 8  # groups of groups: 32**8 segments
 
+# --- index ---
+INDEX_COMPACTED_MAX = MIB  # of a data file: larger ones are a small part of their store, and take longer to copy
+
 # --- memory and threads ---
 BATCH_SIZE = 8 * MIB  # bytes hashed or read per pool task: smaller tasks halve the rate
 SINGLE_THREAD_SIZE = MIB  # up to here one thread is done before another has started

@@ -45,7 +45,7 @@ from casckpt.index.lock import WriteLock
 
 DATA_NAME, LOCK_NAME, WRITE_LOCK_NAME = "data.mdb", "lock.mdb", "write.lock"
 LMDB_HOME = os.path.dirname(os.path.dirname(os.path.abspath(lmdb.__file__)))  # where a probe's interpreter finds it
-MAX_READERS = 256  # reader slots: transactions of all processes at one time; 64 bytes each in every store
+MAX_READERS = 126  # reader slots: transactions of all processes at one time; as LMDB has it, 64 bytes each
 LOCK_FILE_SIZE = 64 * MAX_READERS + 4096  # LMDB keeps a longer lock file as it is
 _MAP_SIZES = tuple(1 << bits for bits in (38, 35, 32, 30, 28))  # virtual; smaller where address space is limited
 _FORK_WAIT_S = 1.0  # transactions are short; a fork that waits longer would look like a hang
@@ -181,6 +181,27 @@ class LmdbKv:
         environment = self._environment
         with environment.kept(), environment.write_lock.hold(), self._transaction(_Writer) as txn, environment.typed:
             txn.put_own(_TOKEN_KEY, token)
+
+    def fill_from(self, other: LmdbKv, token: bytes) -> None:
+        """Take over all rows of another, and a token, in one transaction and in key order: pages come out full."""
+        environment = self._environment
+        with environment.kept(), environment.write_lock.hold(), other.read() as rows, self._transaction(_Writer) as txn:
+            for table in self.tables:
+                txn.put_many(table, rows.scan(table))
+            with environment.typed:
+                txn.put_own(_TOKEN_KEY, token)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another handle of this process has it open too."""
+        return self._environment.users > 1
+
+    def page_counts(self) -> tuple[int, int]:
+        """How many pages hold rows or are LMDB's own, and how many the data file has."""
+        environment = self._environment
+        with environment.use(self) as handle, environment.typed:
+            found, last = handle.stat(), handle.info()["last_pgno"]
+        return 2 + sum(found[kind] for kind in ("branch_pages", "leaf_pages", "overflow_pages")), last + 1
 
     def close(self) -> None:
         self._finalizer()

@@ -79,7 +79,7 @@ class IndexKeeper:
         with self._lock:
             self.reader.forget_files()
             if self._kv is not None:
-                self._kv.close()
+                self._home.close(self._kv)
                 self._kv = None
 
     # --- catching up ---
