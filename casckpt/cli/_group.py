@@ -56,6 +56,7 @@ COMMANDS = {
     "untag": Row("Write", "casckpt.cli.write:untag", "Take a name away."),
     "annotate": Row("Write", "casckpt.cli.write:annotate", "Add metrics and labels to a snapshot."),
     "retire": Row("Write", "casckpt.cli.write:retire", "Hide a snapshot from listings. Deletes nothing."),
+    "run": Row("Recover", "casckpt.cli.run:run", "Run a command, and start it again when it fails or hangs."),
     "demo": Row("Try", "casckpt.demo.command:demo", "Train a real PPO, kill it, resume it, prove nothing was lost."),
 }
 

@@ -7,6 +7,7 @@
 * `bisect_check`: the first step at which a check of your own fails;
 * `open_generation`: fences every process that still believes to be the learner;
 * `BeatFile`, `BeatFolder`, `BeatServer`, `BeatClient`: who is alive, in a shared folder or over HTTP;
+* `Supervisor`, `HealthServer`, `last_failure`, `supervised_beats`: a command kept alive, and its side of it;
 * `SampleGate`, `SampleHold`, `Frontier`: which samples and items a recovered learner trains on.
 
 Sits on engine and store; whatever it changes, it changes through them.
@@ -18,10 +19,12 @@ from casckpt.recovery.bisection import Bisection, bisect_check, command_check
 from casckpt.recovery.checks import Reference, TrialSteps, find_nonfinite, find_schedule_gaps
 from casckpt.recovery.coordinator import RecoveryCoordinator, RecoveryReport
 from casckpt.recovery.decision import Action, FailureInfo, Policy, Rule, Situation, decide, survey
+from casckpt.recovery.health import HealthServer
 from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
 from casckpt.recovery.plan import RecoveryPlan, make_plan
 from casckpt.recovery.samples import Frontier, SampleGate, SampleHold, Version
+from casckpt.recovery.supervisor import Settings, Supervisor, command_probe, last_failure, supervised_beats
 from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
@@ -37,6 +40,7 @@ __all__ = [
     "FailureInfo",
     "Frontier",
     "Generation",
+    "HealthServer",
     "LineComparison",
     "LoadReport",
     "Migrations",
@@ -49,22 +53,27 @@ __all__ = [
     "Rule",
     "SampleGate",
     "SampleHold",
+    "Settings",
     "Situation",
+    "Supervisor",
     "TrialSteps",
     "Version",
     "bisect_check",
     "command_check",
+    "command_probe",
     "compare_lines",
     "config_drift",
     "continuation",
     "decide",
     "find_nonfinite",
     "find_schedule_gaps",
+    "last_failure",
     "list_generations",
     "load_into",
     "make_plan",
     "migration",
     "open_generation",
     "own_generation",
+    "supervised_beats",
     "survey",
 ]

@@ -1,0 +1,121 @@
+"""How a supervised training is, over HTTP: `/healthz`, `/readyz`, and `/metrics` for Prometheus.
+
+`healthz` is 200 while the command runs and its probes pass; `readyz` once it has told of a step. The store is opened
+read-only for each request of `metrics`, so that the numbers are those of the files, not of the training's own account.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from casckpt.errors import CasckptError
+from casckpt.recovery.supervisor import Status
+from casckpt.store.inspection import Inspection
+from casckpt.store.opening import open_store
+
+_IDLE_TIMEOUT_S = 10.0
+
+
+class HealthServer:
+    """Answers from a supervisor's status and a store. A context manager; serves in threads of its own.
+
+    Args:
+        status: of the supervisor.
+        store_path: None to leave the store's numbers out.
+        host, port: where to listen; port 0 takes a free one.
+    """
+
+    def __init__(
+        self, status: Status, *, store_path: str | None = None, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._status = status
+        self._store_path = store_path
+        self._server = ThreadingHTTPServer((host, port), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="casckpt-health", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    def answer(self, path: str) -> tuple[int, str]:
+        """Status code and text for a path."""
+        status = self._status
+        if path == "/healthz":
+            is_well = status.is_running and status.probe_failures == 0
+            return (200, "ok\n") if is_well else (503, "not running\n" if not status.is_running else "probes fail\n")
+        if path == "/readyz":
+            return (200, "ok\n") if status.is_running and status.step >= 0 else (503, "no step yet\n")
+        if path == "/metrics":
+            return 200, self._metrics()
+        return 404, "healthz, readyz, metrics\n"
+
+    def _metrics(self) -> str:
+        status = self._status
+        values: dict[str, float] = {
+            "casckpt_up": float(status.is_running),
+            "casckpt_restarts_total": status.restart_count,
+            "casckpt_step": status.step,
+            "casckpt_probe_failures": status.probe_failures,
+        }
+        if self._store_path is not None:
+            values.update(_store_values(self._store_path))
+        return "".join(f"{name} {value:.17g}\n" for name, value in values.items())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> HealthServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _store_values(path: str) -> dict[str, float]:
+    """The newest snapshot, its age, and free space; a store that cannot be opened says so by a number too."""
+    try:
+        with open_store(path, read_only=True) as store:
+            rows = Inspection(store).history(limit=1).rows
+            newest = rows[0].snapshot if rows else None
+            values = {"casckpt_store_readable": 1.0, "casckpt_disk_free_bytes": float(shutil.disk_usage(path).free)}
+            if newest is not None:
+                values["casckpt_newest_snapshot_step"] = newest.step
+                values["casckpt_newest_snapshot_age_seconds"] = max(0.0, time.time() - newest.created_at.timestamp())
+            return values
+    except (CasckptError, OSError):
+        return {"casckpt_store_readable": 0.0}
+
+
+def _handler(server: HealthServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = _IDLE_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            code, text = server.answer(self.path)
+            body = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests of a monitor are not news."""
+
+    return Handler

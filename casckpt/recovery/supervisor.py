@@ -1,0 +1,289 @@
+"""A command kept alive: started, watched, started again, and told how it ended the last time.
+
+    casckpt run --store runs/walker -- python train.py
+
+The supervisor loads nothing of the training and decides nothing about its state. It judges whether the process is dead:
+
+* it ended: exit code 0 is the end of the training, anything else a failure; SIGKILL (137) counts as an OOM kill;
+* it is *silent*: it beats (`BeatFile`), and its counter has stood still for the larger of `silence_min_s` and
+  `silence_factor` times the longest pause between two of its steps. Off before the first step, once it closed its
+  beats, and for a child that never beats; output is never judged;
+* a health probe failed twice in a row.
+
+The child finds CASCKPT_BEATS (where to beat), CASCKPT_FAILURE (how the last one ended, see `last_failure`) and
+CASCKPT_ATTEMPT in its environment; what to restore is the child's decision, made with the store in its hand.
+
+Restarts wait longer each time, and end after `restarts_max` of them without a step beyond the last one known. SIGTERM
+goes on to the child, which gets `term_deadline_s` to save.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from casckpt.errors import InvalidInputError
+from casckpt.recovery.beats import BeatFile, BeatFolder
+from casckpt.recovery.decision import FailureInfo
+from casckpt.storage.process import System
+
+BEATS, FAILURE, ATTEMPT = "CASCKPT_BEATS", "CASCKPT_FAILURE", "CASCKPT_ATTEMPT"
+GAVE_UP = 1
+_PERIOD_S = 1.0  # on this machine a beat costs a write into a page: the step that a failure names is then nearly true
+_KILLED, _TERMINATED = (-signal.SIGKILL, 128 + signal.SIGKILL), (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How patient a supervisor is. Seconds, and counts.
+
+    Attributes:
+        restarts_max: restarts in a row without progress before it gives up.
+        backoff_s, backoff_max_s: wait before the first restart in a row, doubled for each further one; and at most.
+        watch: name of the process whose beats are judged; others are not missed.
+        silence_min_s, silence_factor: see the module.
+        probe_period_s, probe_failures_max: how often to probe, and how many failures in a row are one too many.
+        term_deadline_s: what a child gets to end after SIGTERM, before SIGKILL.
+        poll_s: how often to look.
+    """
+
+    restarts_max: int = 10
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+    watch: str = "learner"
+    silence_min_s: float = 30.0
+    silence_factor: float = 10.0
+    probe_period_s: float = 10.0
+    probe_failures_max: int = 2
+    term_deadline_s: float = 30.0
+    poll_s: float = 0.5
+
+
+class Silence:
+    """Whether a process that beats has been silent for too long. Pure: times are arguments."""
+
+    def __init__(self, min_s: float, factor: float) -> None:
+        self._min_s, self._factor = min_s, factor
+        self._counter: int | None = None
+        self._news_s = self._step_s = 0.0
+        self._slowest_s = 0.0
+        self.step = -1
+
+    def see(self, counter: int, step: int, now_s: float) -> None:
+        """What the last beat said."""
+        if counter == self._counter:
+            return
+        if step > self.step:
+            if self.step >= 0:
+                self._slowest_s = max(self._slowest_s, now_s - self._step_s)
+            self.step, self._step_s = step, now_s
+        self._counter, self._news_s = counter, now_s
+
+    def leave(self) -> None:
+        """It closed its beats: it is not missed until it beats again."""
+        self._counter = None
+
+    def limit_s(self) -> float:
+        """How long it may be silent now."""
+        return max(self._min_s, self._factor * self._slowest_s)
+
+    def is_silent(self, now_s: float) -> bool:
+        is_expected = self.step >= 0 and self._counter is not None
+        return is_expected and now_s - self._news_s > self.limit_s()
+
+
+@dataclass
+class Status:
+    """How a supervised command is; read by the health server while it runs."""
+
+    is_running: bool = False
+    restart_count: int = 0
+    step: int = -1
+    probe_failures: int = 0
+    last_failure: FailureInfo | None = None
+
+
+class Supervisor:
+    """Runs one command until it ends well, or cannot be kept alive.
+
+    Args:
+        command: its words; no shell is involved.
+        settings: how patient to be.
+        probe: called every `probe_period_s`; false is a failure. See `command_probe`.
+        environment: of the child; None for this process's.
+        tell: called with a line of text for each thing that happens.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        settings: Settings | None = None,
+        probe: Callable[[], bool] | None = None,
+        environment: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+        system: System | None = None,
+    ) -> None:
+        if not command:
+            raise InvalidInputError("there is no command to run. Give one after `--`.")
+        self.status = Status()
+        self._command = list(command)
+        self._settings = settings or Settings()
+        self._probe = probe
+        self._environment = dict(os.environ if environment is None else environment)
+        self._tell = tell
+        self._now_s = (system or System()).monotonic_s
+        self._is_ending = threading.Event()
+
+    def end(self) -> None:
+        """Ask for the end: the child gets SIGTERM and its deadline, and is not started again. Safe in a handler."""
+        self._is_ending.set()
+
+    def run(self) -> int:
+        """Keep the command alive until it ends. Returns its exit code, or 128 + the signal that ended it.
+
+        Raises:
+            InvalidInputError: the command cannot be started.
+        """
+        row = 0
+        best_step = -1
+        while True:
+            code, failure = self._run_once(self.status.restart_count)
+            if failure is None or self._is_ending.is_set():
+                return code
+            is_progress = self.status.step > best_step
+            row = 1 if is_progress else row + 1
+            best_step = max(best_step, self.status.step)
+            self.status.last_failure = failure
+            if row > self._settings.restarts_max:
+                self._tell(f"gave up: {row - 1} restarts in a row without a step beyond {best_step}")
+                return code or GAVE_UP
+            pause_s = min(self._settings.backoff_max_s, self._settings.backoff_s * 2 ** (row - 1))
+            self._tell(f"{failure.kind}: {failure.message}; starts again in {pause_s:g} s")
+            if self._is_ending.wait(pause_s):
+                return code
+            self.status.restart_count += 1
+
+    def _run_once(self, attempt: int) -> tuple[int, FailureInfo | None]:
+        """One life of the command: its exit code, and how it failed, if it did."""
+        with tempfile.TemporaryDirectory(prefix="casckpt-beats-") as folder:
+            environment = {**self._environment, BEATS: folder, ATTEMPT: str(attempt)}
+            if self.status.last_failure is not None:
+                environment[FAILURE] = msgspec.json.encode(self.status.last_failure).decode()
+            try:
+                child = subprocess.Popen(self._command, env=environment)
+            except OSError as error:
+                message = f"{shlex.join(self._command)}: cannot be started: {error.strerror}. Check its first word."
+                raise InvalidInputError(message, command=self._command) from error
+            self.status.is_running, self.status.probe_failures = True, 0
+            try:
+                reason = self._watch(child, folder)
+            finally:
+                self._end_child(child)
+                self.status.is_running = False
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        return code, self._failure(child.returncode, reason)
+
+    def _watch(self, child: subprocess.Popen[bytes], folder: str) -> str:
+        """Wait until it ends, or must be ended: then why, in words."""
+        silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
+        beats = BeatFolder(folder)
+        probed_s = self._now_s()
+        while not self._is_ending.is_set():
+            try:
+                child.wait(self._settings.poll_s)
+                self._see(silence, beats)  # the last beat says how far it came
+                return ""
+            except subprocess.TimeoutExpired:
+                self._see(silence, beats)
+            now_s = self._now_s()
+            if silence.is_silent(now_s):
+                return f"silent for more than {silence.limit_s():.3g} s after step {silence.step}"
+            if self._probe is not None and now_s - probed_s >= self._settings.probe_period_s:
+                probed_s = now_s
+                self.status.probe_failures = 0 if self._probe() else self.status.probe_failures + 1
+                if self.status.probe_failures >= self._settings.probe_failures_max:
+                    return f"{self.status.probe_failures} health probes failed in a row"
+        return ""
+
+    def _see(self, silence: Silence, beats: BeatFolder) -> None:
+        watched = [pulse.beat for pulse in beats.look().values() if pulse.beat.name == self._settings.watch]
+        for beat in watched:
+            silence.see(beat.counter, beat.step, self._now_s())
+            self.status.step = max(self.status.step, beat.step)
+        if not watched:
+            silence.leave()
+
+    def _end_child(self, child: subprocess.Popen[bytes]) -> None:
+        """End it if it runs: SIGTERM, and at the deadline SIGKILL."""
+        if child.poll() is not None:
+            return
+        child.terminate()
+        try:
+            child.wait(self._settings.term_deadline_s)
+        except subprocess.TimeoutExpired:
+            self._tell(f"did not end within {self._settings.term_deadline_s:g} s of SIGTERM: killed")
+            child.kill()
+            child.wait()
+
+    def _failure(self, code: int, reason: str) -> FailureInfo | None:
+        step = self.status.step if self.status.step >= 0 else None
+        if reason:
+            return FailureInfo("hang", step, reason)
+        if code == 0:
+            return None
+        if code in _KILLED:
+            return FailureInfo("oom-kill", step, "killed by SIGKILL, as by the kernel when memory is out")
+        if code in _TERMINATED:
+            return FailureInfo("eviction", step, "ended by SIGTERM")
+        text = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        return FailureInfo("exception", step, text)
+
+
+def command_probe(command: str, *, timeout_s: float = 10.0) -> Callable[[], bool]:
+    """A probe that runs a command, without a shell: exit code 0 within the time is health."""
+    words = shlex.split(command)
+    if not words:
+        raise InvalidInputError("the probe has no command. Give one such as 'python probe.py'.")
+
+    def probe() -> bool:
+        try:
+            return subprocess.run(words, timeout=timeout_s, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+
+    return probe
+
+
+# --- the child's side ---
+
+
+def last_failure(environment: Mapping[str, str] = os.environ) -> FailureInfo | None:
+    """How the process before this one ended, as its supervisor says; None without one, or at the first start.
+
+    Raises:
+        InvalidInputError: CASCKPT_FAILURE holds something else.
+    """
+    text = environment.get(FAILURE)
+    if text is None:
+        return None
+    try:
+        found: dict[str, Any] = msgspec.json.decode(text)
+        return FailureInfo(found["kind"], found["step"], found["message"])
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise InvalidInputError(f"{FAILURE}={text!r:.100}: expected what `casckpt run` sets. Unset it.") from error
+
+
+def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.environ) -> BeatFile | None:
+    """Where this process says that it is alive: call `beat(step)` in every turn. None without a supervisor."""
+    folder = environment.get(BEATS)
+    return None if not folder else BeatFile(folder, name, period_s=_PERIOD_S)

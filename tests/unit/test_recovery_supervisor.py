@@ -1,0 +1,238 @@
+"""A command kept alive: real children, and a judge of silence that sees only numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import casckpt
+from casckpt.recovery import FailureInfo, HealthServer, Settings, Supervisor, command_probe, last_failure
+from casckpt.recovery.supervisor import Silence, Status, supervised_beats
+from tests.unit.cli_stores import call
+from tests.unit.stores import open_store
+
+FAST = Settings(
+    restarts_max=3, backoff_s=0.001, poll_s=0.01, silence_min_s=0.3, probe_period_s=0.0, term_deadline_s=0.3
+)
+
+HANGING = replace(FAST, silence_min_s=2.0, silence_factor=1.0)  # a loaded machine pauses a child for long
+
+
+def shell(script: str, folder: Path) -> list[str]:
+    """A command that runs a shell script in a folder."""
+    return ["sh", "-c", f"cd {folder} && {script}"]
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def test_command_that_ends_well_is_not_started_again(tmp_path: Path) -> None:
+    supervisor = Supervisor(shell("echo x >> lives", tmp_path), settings=FAST)
+    assert supervisor.run() == 0
+    assert (tmp_path / "lives").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "kind"),
+    [
+        ("exit 3", 3, "exception"),
+        ("kill -9 $$", 137, "oom-kill"),
+        ("exit 137", 137, "oom-kill"),
+        ("kill -15 $$", 143, "eviction"),
+        ("kill -11 $$", 139, "exception"),
+    ],
+)
+def test_failure_is_told_to_the_next_life_and_the_budget_ends(
+    tmp_path: Path, ending: str, code: int, kind: str
+) -> None:
+    told: list[str] = []
+    script = f'echo "$CASCKPT_ATTEMPT $CASCKPT_FAILURE" >> lives; {ending}'
+    supervisor = Supervisor(shell(script, tmp_path), settings=FAST, tell=told.append)
+    assert supervisor.run() == code
+    lives = (tmp_path / "lives").read_text().splitlines()
+    assert [line.split(" ")[0] for line in lives] == ["0", "1", "2", "3"]
+    assert lives[0] == "0 "
+    failures = [last_failure({"CASCKPT_FAILURE": line.split(" ", 1)[1]}) for line in lives[1:]]
+    assert [failure and failure.kind for failure in failures] == [kind] * 3
+    assert supervisor.status.last_failure is not None
+    assert supervisor.status.last_failure.kind == kind
+    assert "gave up: 3 restarts" in told[-1]
+
+
+def test_command_that_recovers_ends_well(tmp_path: Path) -> None:
+    supervisor = Supervisor(shell('echo x >> lives; [ "$CASCKPT_ATTEMPT" = 2 ]', tmp_path), settings=FAST)
+    assert supervisor.run() == 0
+    assert (tmp_path / "lives").read_text() == "x\nx\nx\n"
+    assert supervisor.status.restart_count == 2
+
+
+BEATING = """
+import os, signal
+from casckpt.recovery import supervised_beats
+beats = supervised_beats()
+attempt = int(os.environ["CASCKPT_ATTEMPT"])
+for step in range(3):
+    beats.beat(attempt * 10 + step, phase=str(step))
+"""
+
+
+@pytest.mark.full
+def test_hung_command_is_ended_and_started_again() -> None:
+    script = BEATING + "if attempt == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()\nbeats.close()\n"
+    told: list[str] = []
+    supervisor = Supervisor(python(script), settings=HANGING, tell=told.append)
+    assert supervisor.run() == 0
+    assert any("killed" in line for line in told)
+    failure = supervisor.status.last_failure
+    assert failure is not None
+    assert (failure.kind, failure.step) == ("hang", 2)
+    assert "silent for more than 2 s after step 2" in failure.message
+
+
+@pytest.mark.full
+def test_progress_renews_the_budget() -> None:
+    """One restart in a row is allowed; three lives fail, each a step further than the one before."""
+    script = BEATING + "os._exit(0 if attempt == 3 else 1)\n"
+    supervisor = Supervisor(python(script), settings=replace(HANGING, restarts_max=1))
+    assert supervisor.run() == 0
+    assert (supervisor.status.restart_count, supervisor.status.step) == (3, 32)
+
+
+def test_child_that_never_beats_is_never_silent(tmp_path: Path) -> None:
+    """It ends after many looks, each longer than the silence that is allowed."""
+    settings = Settings(poll_s=0.01, silence_min_s=0.0, silence_factor=0.0)
+    script = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
+    assert Supervisor(shell(script, tmp_path), settings=settings).run() == 0
+
+
+def test_silence_is_judged_by_the_slowest_step_and_not_before_the_first() -> None:
+    silence = Silence(min_s=30, factor=10)
+    silence.see(0, -1, 0.0)
+    assert not silence.is_silent(1e9)  # setting up may take any time
+    silence.see(1, 0, 100.0)
+    assert (silence.is_silent(130.0), silence.is_silent(130.1)) == (False, True)
+    for counter, step, now_s in ((2, 1, 101.0), (3, 2, 109.0), (4, 3, 110.0)):
+        silence.see(counter, step, now_s)
+    assert silence.limit_s() == 80.0
+    assert (silence.is_silent(190.0), silence.is_silent(190.1)) == (False, True)
+    silence.see(5, 3, 180.0)  # an announced phase: no step, but a sign of life
+    assert not silence.is_silent(260.0)
+    silence.see(5, 3, 259.0)  # the same beat read again is no sign
+    assert silence.is_silent(260.1)
+    silence.leave()
+    assert not silence.is_silent(1e9)
+    silence.see(5, 3, 300.0)
+    assert (silence.is_silent(380.0), silence.is_silent(380.1)) == (False, True)
+
+
+def test_two_failed_probes_in_a_row_end_the_command(tmp_path: Path) -> None:
+    answers = iter([False, True, False, False])
+    supervisor = Supervisor(
+        shell('[ "$CASCKPT_ATTEMPT" = 1 ] || exec sleep 600', tmp_path),
+        settings=FAST,
+        probe=lambda: next(answers, True),
+    )
+    assert supervisor.run() == 0
+    assert supervisor.status.last_failure == FailureInfo("hang", None, "2 health probes failed in a row")
+    assert list(answers) == []
+
+
+def test_command_probes_by_exit_code() -> None:
+    assert command_probe("true")()
+    assert not command_probe("false")()
+    assert not command_probe("no-such-command-at-all")()
+    assert not command_probe("sleep 600", timeout_s=0.05)()
+    with pytest.raises(casckpt.InvalidInputError):
+        command_probe(" ")
+
+
+@pytest.mark.full
+def test_end_gives_the_child_its_deadline_and_starts_nothing_again(tmp_path: Path) -> None:
+    script = 'trap "echo saved > end; exit 0" TERM; echo ready > ready; while :; do sleep 0.05; done'
+    supervisor = Supervisor(shell(script, tmp_path), settings=Settings(poll_s=0.01, term_deadline_s=30))
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
+    thread.start()
+    while not (tmp_path / "ready").exists():
+        thread.join(0.01)
+        assert thread.is_alive()
+    supervisor.end()
+    thread.join()
+    assert codes == [0]
+    assert (tmp_path / "end").read_text() == "saved\n"
+
+
+def test_command_that_cannot_be_started_is_an_error_and_not_a_loop() -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="cannot be started"):
+        Supervisor(["no-such-command-at-all"]).run()
+    with pytest.raises(casckpt.InvalidInputError, match="no command"):
+        Supervisor([])
+
+
+def test_process_without_a_supervisor_has_no_beats_and_no_failure() -> None:
+    assert supervised_beats(environment={}) is None
+    assert last_failure({}) is None
+    with pytest.raises(casckpt.InvalidInputError, match="Unset it"):
+        last_failure({"CASCKPT_FAILURE": "[]"})
+
+
+@contextlib.contextmanager
+def served(status: Status, store_path: str | None = None) -> Iterator[http.client.HTTPConnection]:
+    with HealthServer(status, store_path=store_path) as server:
+        connection = http.client.HTTPConnection(*server.address, timeout=10)
+        yield connection
+        connection.close()
+
+
+def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
+    connection.request("GET", path)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def test_health_is_that_of_the_command() -> None:
+    status = Status()
+    with served(status) as connection:
+        assert get(connection, "/healthz")[0] == 503
+        status.is_running = True
+        assert (get(connection, "/healthz")[0], get(connection, "/readyz")[0]) == (200, 503)
+        status.step = 3
+        assert get(connection, "/readyz")[0] == 200
+        status.probe_failures = 1
+        assert get(connection, "/healthz") == (503, "probes fail\n")
+        assert get(connection, "/other")[0] == 404
+
+
+def test_metrics_are_those_of_the_store(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(7, {"w": np.zeros(3)})
+    with served(Status(True, 2, 9), str(tmp_path / "store")) as connection:
+        code, text = get(connection, "/metrics")
+        values = dict(line.split(" ") for line in text.splitlines())
+        assert code == 200
+        assert (values["casckpt_step"], values["casckpt_restarts_total"]) == ("9", "2")
+        assert values["casckpt_newest_snapshot_step"] == "7"
+        assert float(values["casckpt_newest_snapshot_age_seconds"]) >= 0
+        assert float(values["casckpt_disk_free_bytes"]) > 0
+    with served(Status(), str(tmp_path / "nowhere")) as connection:
+        assert "casckpt_store_readable 0\n" in get(connection, "/metrics")[1]
+
+
+def test_command_line_gives_the_exit_code_of_the_last_life(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    called = call("run", "--restarts", 0, "--", "sh", "-c", "exit 5")
+    assert called.code == 5
+    assert "gave up" in called.err
+    assert call("run", "--", "true").code == 0
+    assert call("run").code == 2
+    assert signal.getsignal(signal.SIGTERM) is before
