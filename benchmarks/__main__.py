@@ -32,6 +32,7 @@ ROWS: dict[str, Row] = {
     "T7": commit.light,
     "T8": scale.scale,
     "T9": replay.replay,
+    "T9p": replay.peers,
     "T10": footprint.memory,
     "T11": footprint.startup,
     "T12": footprint.overhead,

@@ -26,6 +26,8 @@ CASE_COUNTS = {
     "T5": 18,
     "T7": 1,
     "T8": 6,
+    "T9": 8,
+    "T9p": 6,
     "T10": 5,
     "T11": 1,
     "T12": 2,
@@ -40,6 +42,8 @@ SLOW_ROWS = (
     "T4",
     "T5",
     "T8",
+    "T9",
+    "T9p",
     "T10",
     "T11",
 )  # those that take more than a second each
