@@ -11,7 +11,7 @@ subclasses that are not known here are stored whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from casckpt.errors import UnsupportedStateError
@@ -54,6 +54,8 @@ class Sb3Buffer:
                     )
                 is_row = name in _ROWS and name not in ends
                 (self._columns if is_row else self._mutable)[key] = array
+        if not self._mutable:
+            self.rearrange = _keep_all  # nothing is kept by slot: rows may get any
 
     def position(self) -> Position:
         buffer, capacity = self._buffer, self._capacity
@@ -72,6 +74,10 @@ class Sb3Buffer:
         self._buffer.pos, self._buffer.full = position.head, position.held == position.capacity
         self._counted.stand_at(position.total, self._calls.count, position.head, self._capacity)
         self._next.put()
+
+
+def _keep_all(moves: Sequence[tuple[int, int, int]]) -> None:
+    """What there is beside the rows does not depend on their slots."""
 
 
 class _NextObservation:
