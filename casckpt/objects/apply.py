@@ -78,6 +78,11 @@ from casckpt.index.tables import (
 ReadObject = Callable[[ObjectId, KvWriter], bytes]
 
 
+class PackGone(Exception):
+    """A pack was condemned, and swept before this index heard of it: what it held, and what manifests in it counted, is
+    not known any more. The index is to be made anew."""
+
+
 class PackSource(Protocol):
     """Where the rows of packs come from: the commit that wrote them, or the files."""
 
@@ -134,6 +139,9 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         entry: decoded and checked.
         packs: sizes and rows of the packs that the entry names.
         read_object: plain bytes of an object that is already in the rows; called for manifests seen the first time.
+
+    Raises:
+        PackGone: nothing may be kept of this transaction.
     """
     body = entry.envelope.body
     if isinstance(body, Commit | Supersede):
@@ -267,7 +275,11 @@ def _read_snapshot(txn: KvWriter, snapshot_id: bytes, read_object: ReadObject) -
 
 
 def _apply_condemn(txn: KvWriter, seq: int, body: Condemn, packs: PackSource) -> None:
-    """Replacements first: no object may be without a record in between."""
+    """Replacements first: no object may be without a record in between.
+
+    Raises:
+        PackGone: a pack has been swept already.
+    """
     _add_named(txn, seq, body.replacements, packs)
     for pack_id in body.packs:
         key = txn.get("pack_ids", pack_id)
@@ -278,22 +290,22 @@ def _apply_condemn(txn: KvWriter, seq: int, body: Condemn, packs: PackSource) ->
             number = key_number(key)
             pending = get_struct(txn, "meta", PENDING + pack_id, Pending)
             if pending is None or pending.found_size != -1:  # one that was never here has no places
-                _remove_places(txn, number, [row.object_id for row in packs.rows(pack_id)])
+                rows = packs.rows(pack_id)
+                if not rows and packs.size(pack_id) == -1:
+                    raise PackGone
+                _remove_places(txn, number, rows)
             txn.delete("meta", PENDING + pack_id)
             txn.delete("fill", key)
         txn.put("packs", key, encode_pack_row(pack_id, CONDEMNED))
     put_struct(txn, "meta", b"condemned", seq)
 
 
-def _remove_places(txn: KvWriter, number: int, ids: Sequence[bytes]) -> None:
-    """Take a pack's records out of the look-up tables.
+def _remove_places(txn: KvWriter, number: int, rows: Sequence[PackRow]) -> None:
+    """Take the records of the pack with this number out of the look-up tables.
 
-    Args:
-        txn: an open write transaction.
-        number: of the pack.
-        ids: the objects that it holds records of; none when its table cannot be read any more: then all objects that
-            the index knows are looked at.
+    Without `rows`, as of a pack that became unreadable, every object is looked at.
     """
+    ids = list({row.object_id: None for row in rows})
     found = zip(ids, txn.get_many("objects", ids), strict=True) if ids else txn.scan("objects")
     changed: dict[bytes, tuple[int, list[Place]]] = {}
     edges: Counter[ObjectId] = Counter()

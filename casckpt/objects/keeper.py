@@ -36,7 +36,7 @@ from casckpt.index.tables import (
     read_applied,
     read_meta,
 )
-from casckpt.objects.apply import add_pack, apply_entry, mark_applied
+from casckpt.objects.apply import PackGone, add_pack, apply_entry, mark_applied
 from casckpt.objects.packs import list_packs, pack_path, read_rows
 from casckpt.objects.reader import ObjectReader
 from casckpt.objects.timeline import Timeline
@@ -103,6 +103,8 @@ class IndexKeeper:
                     self._use_memory()
                     return self.applied().seq
                 return self._apply_next(own, rows or {})
+            except PackGone:
+                self.rebuild()
             except (CorruptionError, StorageError) as error:
                 if "index_path" not in error.facts:
                     raise  # not the index: a file of the store could not be read now
@@ -255,6 +257,15 @@ class IndexKeeper:
             )
             self._use_memory(at_least)
 
+    def _fill(self, kv: Kv, at_least: int) -> None:
+        """The rows of everything that is here; from the start again when a collector sweeps meanwhile."""
+        while True:
+            try:
+                return self._fill_once(kv, at_least)
+            except PackGone:
+                with kv.write() as txn:
+                    _clear(txn)
+
     def _use_memory(self, at_least: int = -1) -> None:
         kv = MemoryKv(TABLES)
         self._fill(kv, at_least)
@@ -266,7 +277,7 @@ class IndexKeeper:
         if old is not None:
             old.close()
 
-    def _fill(self, kv: Kv, at_least: int) -> None:
+    def _fill_once(self, kv: Kv, at_least: int) -> None:
         """The rows that applying entry after entry gives.
 
         Where one is lost, all packs that are here are looked into: it must not take objects away from later snapshots.
@@ -285,9 +296,7 @@ class IndexKeeper:
                 return
             known = dict(decode_pack_row(row) for _, row in txn.scan("packs"))
         with kv.write() as txn:
-            for table in TABLES:
-                for key in [key for key, _ in txn.scan(table)]:
-                    txn.delete(table, key)
+            _clear(txn)
             for pack_id in list_packs(fs, self._root):
                 is_wanted = known.get(pack_id) != CONDEMNED and not (is_whole and pack_id not in known)
                 rows = packs.rows(pack_id) if is_wanted else ()
@@ -308,6 +317,12 @@ class IndexKeeper:
         digest = digest if last in present else NO_DIGEST
         with kv.write() as txn:
             mark_applied(txn, last, digest, (seq for seq in range(last + 1) if seq not in present))
+
+
+def _clear(txn: KvWriter) -> None:
+    for table in TABLES:
+        for key in [key for key, _ in txn.scan(table)]:
+            txn.delete(table, key)
 
 
 def _entry_size(timeline: Timeline, seq: int) -> int:

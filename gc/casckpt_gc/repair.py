@@ -114,7 +114,7 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
     by_pack: dict[str, list[Finding]] = {}
     for each in findings:
         by_pack.setdefault(each.pack, []).append(each)
-    healer = _Healer(store, source, findings)
+    healer = _Healer(store, source, by_pack)
     heals = tuple(healer.plan(pack, sizes[pack], found) for pack, found in by_pack.items())
     lost = [each for each in findings if _is_lost(each, heals)]
     lost_by = needing(store, lost) if lost else ()
@@ -137,30 +137,29 @@ def _is_lost(finding: Finding, heals: Iterable[Heal]) -> bool:
 class _Healer:
     """Plans and does what `repair` says, one pack at a time."""
 
-    def __init__(self, store: Store, source: Store | None, findings: Iterable[Finding]) -> None:
+    def __init__(self, store: Store, source: Store | None, packs: Iterable[str]) -> None:
         self._store = store
         self._source = source
+        self._known: dict[str, set[str]] = {pack: set() for pack in packs}
         with store._keeper.kv.read() as txn:
-            keys = {each.pack: txn.get("pack_ids", bytes.fromhex(each.pack)) for each in findings}
-        self._numbers = {pack: key_number(key) for pack, key in keys.items() if key is not None}
+            keys = {pack: txn.get("pack_ids", bytes.fromhex(pack)) for pack in self._known}
+            numbers = {key_number(key): pack for pack, key in keys.items() if key is not None}
+            for object_id, row in txn.scan("objects") if numbers else ():
+                for place in decode_object(row)[1]:
+                    if place.pack_no in numbers:
+                        self._known[numbers[place.pack_no]].add(object_id.hex())
 
     def plan(self, pack: str, size: int, found: list[Finding]) -> Heal:
+        """What is bad is everything that the pack should hold and that was not found good in it."""
         pack_id = PackId(bytes.fromhex(pack))
-        bad = {each.object_id for each in found if each.object_id} or self._objects_of(pack, found)
+        there = {row.object_id.hex() for row in self._rows(pack_id)}
+        bad = {each.object_id for each in found if each.object_id} | (self._known[pack] - there)
         if self._source is not None and not check_pack(self._source, pack_id, size)[1]:
             return Heal(pack, "replace", tuple(sorted(bad)), ())
         healed = {each for each in bad if self._read(ObjectId(bytes.fromhex(each))) is not None}
         lost = tuple(sorted(bad - healed))
-        return Heal(pack, "complete" if lost else "rewrite", tuple(sorted(healed)), lost)
-
-    def _objects_of(self, pack: str, found: list[Finding]) -> set[str]:
-        """All objects of a pack that is missing, as the index knows them; none where only its table is bad."""
-        if not any("missing" in each.reason or "cannot be read" in each.reason for each in found):
-            return set()
-        number = self._numbers.get(pack)
-        with self._store._keeper.kv.read() as txn:
-            rows = [(key, decode_object(row)[1]) for key, row in txn.scan("objects")]
-        return {key.hex() for key, places in rows if any(place.pack_no == number for place in places)}
+        is_understood = bool(there or bad)  # else nobody knows what it held: it may still be replaced one day
+        return Heal(pack, "rewrite" if is_understood and not lost else "complete", tuple(sorted(healed)), lost)
 
     def _read(self, object_id: ObjectId) -> bytes | None:
         """An object's plain bytes, proven, from a good record here or from the other copy."""

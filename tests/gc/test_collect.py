@@ -19,6 +19,8 @@ from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, 
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing.failing import FailingFileSystem
+from casckpt.testing.invariants import index_counts
+from casckpt.testing.trees import difference
 from tests.gc.collecting import check_steps, collect, commit, files, noise, size, tree, trees
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
@@ -461,3 +463,49 @@ def test_report_and_plan_are_plain_values(store_path: Path) -> None:
         plan = casckpt_gc.plan(store, Retention(latest=1))
         assert dataclasses.is_dataclass(plan) and plan == casckpt_gc.plan(store, Retention(latest=1))
         assert "freed" in str(plan.execute(grace_s=0.0))
+
+
+def test_reader_that_catches_up_after_the_files_are_gone_knows_what_is_left(store_path: Path) -> None:
+    """An index of its own, as on another machine: tables of packs that were condemned cannot be read any more."""
+    with open_store(store_path) as store:
+        commit(store, *range(1, 7))
+    shutil.rmtree(store_path / "index")
+    with open_store(store_path, read_only=True) as reader, open_store(store_path) as store:
+        assert reader.steps() == [1, 2, 3, 4, 5, 6]
+        collect(store, Retention(latest=2))
+        assert reader.steps() == [5, 6]
+        assert difference(tree(6), reader.restore()) is None
+        assert index_counts(reader) == index_counts(store)
+
+
+def test_listings_say_which_snapshots_are_thinned_and_owe_nothing_for_retired_ones(store_path: Path) -> None:
+    from casckpt.store.inspection import Inspection
+
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3)
+        collect(store, Retention(latest=2), Thinning(["optimizer"]))
+        rows = Inspection(store).history("main", with_retired=True).rows
+        assert [(row.step, row.state, row.reason) for row in rows] == [
+            (3, "consistent", ""),
+            (2, "thinned", ""),
+            (1, "retired", ""),
+        ]
+        parts = {part.name: part.state for part in Inspection(store).parts(store.snapshot(2))}
+        assert parts == {"counters": "whole", "frozen": "whole", "optimizer": "thinned", "policy": "whole"}
+        assert str(store.snapshot(2)).endswith("thinned")
+
+
+def test_collected_store_is_read_without_this_code(store_path: Path) -> None:
+    """The independent reader follows docs/format.md: retired and thinned snapshots, condemned packs, their copies."""
+    from tests.conformance.independent_reader import read_store
+
+    with open_store(store_path) as store:
+        commit(store, *range(1, 6))
+        collect(store, Retention(latest=3), Thinning(["optimizer"]))
+    found = read_store(store_path)
+    assert [each.step for each in found.snapshots if not each.is_retired] == [3, 4, 5]
+    assert [sorted(each.components) for each in found.snapshots if not each.is_retired] == [
+        ["counters", "frozen", "policy"],
+        ["counters", "frozen", "policy"],
+        ["counters", "frozen", "optimizer", "policy"],
+    ]

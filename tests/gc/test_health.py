@@ -227,3 +227,17 @@ def test_patrol_reads_each_pack_once(whole: Path) -> None:
         before = disk.count
         casckpt_gc.patrol(store, limits=NO_LIMITS)
         assert disk.count - before <= 3 * len(STEPS) + 4  # frame, table, records
+
+
+def test_pack_of_which_nothing_can_be_read_is_healed_and_the_index_made_anew(whole: Path) -> None:
+    pack = packs_by_step(whole)[3]
+    file = whole / "packs" / pack[:2] / pack
+    file.write_bytes(bytes(file.stat().st_size))
+    copy_path = whole.with_name("copy")
+    with open_store(copy_path) as copy:
+        collect(copy, compaction=casckpt_gc.Compaction(tiny_count_min=2))
+    with open_store(whole) as store, open_store(copy_path, read_only=True) as copy:
+        found = casckpt_gc.repair(store, copy, execute=True)
+        assert [(heal.what, heal.lost) for heal in found.heals] == [("rewrite", ())]
+        file.write_bytes(bytes(1000))  # still condemned, whatever lies there
+    check_steps(whole, trees(STEPS))
