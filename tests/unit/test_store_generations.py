@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,10 @@ from typing import Any
 import pytest
 
 import casckpt
+from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.process import System
 from casckpt.store.generations import list_generations, open_generation, own_generation
+from casckpt.testing.failing import FailingFileSystem
 from tests.conformance.independent_reader import read_store
 from tests.unit.stores import open_store
 
@@ -131,3 +136,45 @@ def test_read_only_handle_opens_no_generation(tmp_path: Path) -> None:
         store.commit(1, state(1))
     with open_store(tmp_path / "store", read_only=True) as store, pytest.raises(casckpt.ReadOnlyError):
         open_generation(store, None)
+
+
+def test_components_added_later_by_an_old_learner_are_fenced(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as old, open_store(tmp_path / "store") as new:
+        old.commit(1, state(1))
+        open_generation(new, new.snapshot(1))
+        with pytest.raises(casckpt.SaveFailedError) as failed:
+            old.supersede_async(1, {"replay": [1.0]}).result()
+        assert isinstance(failed.value.__cause__, casckpt.FencedError)
+        assert set(new.restore(1)) == {"policy", "n"}
+        assert own_generation(new) == 1
+        open_generation(old, old.snapshot(1))
+        old.supersede_async(1, {"replay": [1.0]}).result()
+        assert set(old.restore(1)) == {"policy", "n", "replay"}
+
+
+def test_every_failing_operation_opens_a_generation_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What was opened is seen by others; what was not fences nobody, and can be opened at the next try."""
+    opened = 0
+    for at in itertools.count(1):
+        path = tmp_path / str(at)
+        with open_store(path) as store:
+            store.commit(1, state(1))
+        disk = FailingFileSystem(LocalFileSystem(), fail_at=at, error=errno.EIO)
+        with open_store(path, create=False, system=System(file_system=disk)) as store, open_store(path) as old:
+            try:
+                opened = open_generation(store, None, ["why"])
+            except casckpt.StorageError:
+                opened = 0
+            seen = [each.number for each in list_generations(old)]
+            assert seen in ([1], [] if not opened else [1])
+            if seen:
+                with pytest.raises(casckpt.FencedError):
+                    old.commit(2, state(2))
+            else:
+                old.commit(2, state(2))
+        if not disk.was_hit:
+            break
+        with open_store(path) as store:
+            assert open_generation(store, None) == len(seen) + 1
+    assert opened == 1
+    assert at > 5
