@@ -136,12 +136,11 @@ class Staging:
         return dict(self._copies)
 
     def reserve(self, captured: list[Captured]) -> None:
-        """Allocate and touch the memory for `slot_count` copies, so that no later `stage` pays for fresh pages."""
+        """Do in all free slots what a first copy has to do, so that no later `stage` pays for fresh pages and views."""
         for one in captured:
             for slot in self._slots_of(one.component):
                 if slot.taken_by is None:
-                    slot.fit(one)
-                    slot.extents = None  # the next copy makes its views
+                    slot.copy(one)
 
     def components(self) -> list[str]:
         """Those that have memory here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,12 @@ class Drafter:
         self._stored_ring = stored_ring
         self._captured: dict[str, Captured] = {}
         self._configs_seen: set[bytes] = set()
+
+    def remember(self, captured: Iterable[Captured]) -> None:
+        """Know the structure of these components, so that their next capture need not make it."""
+        for each in captured:
+            self._captured[each.component] = each
+            each.release()
 
     def draft(self, step: int, state: Mapping[str, Any], parent: Context | None, options: Options) -> Draft:
         """Check everything that can be checked before anything is read, then capture. See `Store.commit`."""

@@ -123,8 +123,7 @@ class Saver:
             try:
                 self._staging_memory().reserve(captured)
             finally:
-                for each in captured:
-                    each.release()
+                self._drafter.remember(captured)
 
     def forget(self) -> None:
         """Let go of the staging memory."""

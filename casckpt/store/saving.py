@@ -111,10 +111,10 @@ class SavesInBackground:
         """Allocate what `commit_async` needs to copy these components: its first calls are then as fast as later ones.
 
         Args:
-            state: component name → state, as for `commit`. Nothing of it is copied.
+            state: component name → state, as for `commit`.
             in_flight_max: how many saves may be under way before `commit_async` waits; at least two copies are kept.
 
-        Cost: touching that many times the bytes of the state; held until the store is closed. Nothing is reserved for
+        Cost: so many copies of the state into fresh memory; held until the store is closed. Nothing is reserved for
         rings, of which a save copies what is new.
 
         Raises:
