@@ -160,7 +160,7 @@ def test_unchanged_leaves_are_compared_with_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_comparisons_grow_with_the_number_of_leaves_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = _counting(monkeypatch)
-    tree = {str(number): weights(number % 50) * (1 + number) for number in range(3 * PARTNERS_MAX)}
+    tree = {str(number): weights(number % 50) * (1 + number) for number in range(6 * PARTNERS_MAX)}
     relations = relate(policy=tree)
     assert len(relations.sketches) == len(tree)
     assert len(compared) <= PARTNERS_MAX * len(tree)
