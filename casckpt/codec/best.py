@@ -67,9 +67,11 @@ def encode_best(
     """
     if _is_constant(plain, itemsize):
         return Best(choose.encode(plain, itemsize))
-    found = _as_frames(plain, frames, memory, bases, limits) if frames is not None else None
-    if found is not None:
-        return found
+    if frames is not None and memory.is_frames_due():
+        found = _as_frames(plain, frames, memory, bases, limits)
+        memory.learn_frames(has_paid=found is not None)
+        if found is not None:
+            return found
     alone = None
     if not bases or memory.is_trial_due():
         alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)

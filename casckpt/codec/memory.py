@@ -41,6 +41,8 @@ class Memory:
     _far_failures: int = 0
     difference_cost: int = 0
     _uses: int = 0
+    _frames_failures: int = 0  # chunks in a row in which no frame repeated
+    _frames_uses: int = 0
     _predictions: dict[Hashable, Hint] = field(default_factory=dict)
     prediction: Hashable = None
     _misses: dict[Hashable, int] = field(default_factory=dict)  # by candidate: failures in a row, then uses left out
@@ -53,6 +55,15 @@ class Memory:
             self._difference_share = None
             self._failures = self._far_failures = 0
         return is_due
+
+    def is_frames_due(self) -> bool:
+        """Whether a chunk is tried as frames: always while some repeat, else at every TRIAL_INTERVAL-th use."""
+        self._frames_uses += 1
+        return self._frames_failures < FAILURES_MAX or self._frames_uses % TRIAL_INTERVAL == 0
+
+    def learn_frames(self, *, has_paid: bool) -> None:
+        """Remember whether frames of a chunk repeated."""
+        self._frames_failures = 0 if has_paid else self._frames_failures + 1
 
     def learn_alone(self, alone: Encoded, plain_size: int) -> None:
         """Remember what a chunk takes without a base."""
