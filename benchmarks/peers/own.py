@@ -59,3 +59,33 @@ class Casckpt(Peer):
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+class CasckptRing(Casckpt):
+    """The same, with the replay ring of a series as `casckpt.replay.Ring`, believed by its counter.
+
+    For series whose component `ring` is a full one, of tensors alone, with its rows counted in `counters`.
+    """
+
+    def load(self) -> None:
+        """Rings as well."""
+        super().load()
+        self._replay = import_module("casckpt.replay")
+        self._counter = {"total": 0}
+        self._ring: Any = None
+
+    def prepare(self, state: State) -> Any:
+        """The live tensors as a ring that is made once, as a training has it."""
+        self._counter["total"] = state["counters"]["environment_steps"]
+        if self._ring is None:
+            buffer = self._replay.Arrays(state["ring"], self._counter, total="total")
+            self._ring = self._replay.Ring(buffer, trust="counter")
+        return {**state, "ring": self._ring}
+
+    def restore(self, index: int, template: State | None) -> State:
+        """Opens the store, restores one step, and reads all rows into their slots."""
+        with self._open(os.path.join(self.folder, "store")) as store:
+            state: State = store.restore(index)
+            view = state["ring"]
+            state["ring"] = {name: view.column(name).roll(view.head, 0) for name in view.columns}
+        return state

@@ -11,7 +11,7 @@ from functools import partial
 
 from benchmarks.peers import icechunk, orbax, repositories, torch_dcp
 from benchmarks.peers.contract import Peer
-from benchmarks.peers.own import Casckpt
+from benchmarks.peers.own import Casckpt, CasckptRing
 from benchmarks.peers.tensor_files import GENERIC, OpenZL, Safetensors, ZipNN
 from benchmarks.peers.torch_files import TorchSave, TorchSaveZstd, ZstdPatch
 
@@ -22,6 +22,7 @@ PEERS: dict[str, Make] = {
     "casckpt-balanced": partial(Casckpt, level="balanced"),
     "casckpt-small": partial(Casckpt, level="small"),
     "casckpt-async": partial(Casckpt, level="balanced async"),
+    "casckpt-ring": partial(CasckptRing, level="balanced"),
     "torch": TorchSave,
     "torch-zstd3": partial(TorchSaveZstd, level="3"),
     "torch-zstd9": partial(TorchSaveZstd, level="9"),
@@ -50,6 +51,7 @@ PEERS: dict[str, Make] = {
     "hf-xet-safetensors": partial(repositories.HfXet, level=repositories.SAFETENSORS),
 }
 EXTRA = (
+    "casckpt-ring",  # for series of replay rings
     "zstd-patch9",
     "zstd-patch19",
     "openzl-generic",

@@ -106,6 +106,25 @@ def test_snapshots_come_back_after_the_live_tensors_went_on(name: str, tmp_path:
         assert restored["control"] == {"step": number, "name": "x" * number, "best": 0.0}
 
 
+def test_replay_ring_of_a_series_comes_back_in_its_slots(tmp_path: Path) -> None:
+    peer = PEERS["casckpt-ring"](str(tmp_path), str(tmp_path))
+    peer.load()
+    peer.start()
+    log = torch.arange(90 * 30).reshape(90, 30).byte()
+    live = Live()
+    states = []
+    for number, written in enumerate((40, 47, 90)):
+        rows = torch.stack([log[row] for row in sorted(range(written - 40, written), key=lambda row: row % 40)])
+        states.append({"ring": {"pixels": rows}, "counters": {"environment_steps": written}})
+        live.update(states[-1])
+        peer.begin(number, peer.prepare(live.state))()
+    peer.close()
+    later = PEERS["casckpt-ring"](str(tmp_path), str(tmp_path))
+    later.load()
+    for number in (2, 0, 1):
+        assert state_difference(states[number], later.restore(number, None)) is None
+
+
 def test_trees_survive_being_taken_apart_and_written_as_json() -> None:
     tree = {1: (torch.ones(2), [True, None, 2.5, "a"]), "again": OrderedDict(b=torch.empty(0, 4), a=2**70)}
     skeleton, tensors = flatten(tree)
