@@ -57,6 +57,7 @@ COMMANDS = {
     "annotate": Row("Write", "casckpt.cli.write:annotate", "Add metrics and labels to a snapshot."),
     "retire": Row("Write", "casckpt.cli.write:retire", "Hide a snapshot from listings. Deletes nothing."),
     "run": Row("Recover", "casckpt.cli.run:run", "Run a command, and start it again when it fails or hangs."),
+    "drill": Row("Recover", "casckpt.cli.drill:drill", "Inject faults into a training, and see what becomes of it."),
     "demo": Row("Try", "casckpt.demo.command:demo", "Train a real PPO, kill it, resume it, prove nothing was lost."),
 }
 

@@ -8,6 +8,7 @@
 * `open_generation`: fences every process that still believes to be the learner;
 * `BeatFile`, `BeatFolder`, `BeatServer`, `BeatClient`: who is alive, in a shared folder or over HTTP;
 * `Supervisor`, `HealthServer`, `last_failure`, `supervised_beats`: a command kept alive, and its side of it;
+* `Drill`: faults injected into a training of your own, and whether each was survived as promised;
 * `SampleGate`, `SampleHold`, `Frontier`: which samples and items a recovered learner trains on.
 
 Sits on engine and store; whatever it changes, it changes through them.
@@ -19,6 +20,7 @@ from casckpt.recovery.bisection import Bisection, bisect_check, command_check
 from casckpt.recovery.checks import Reference, TrialSteps, find_nonfinite, find_schedule_gaps
 from casckpt.recovery.coordinator import RecoveryCoordinator, RecoveryReport
 from casckpt.recovery.decision import Action, FailureInfo, Policy, Rule, Situation, decide, survey
+from casckpt.recovery.drill import Drill, DrillReport
 from casckpt.recovery.health import HealthServer
 from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
@@ -37,6 +39,8 @@ __all__ = [
     "BeatServer",
     "Bisection",
     "Divergence",
+    "Drill",
+    "DrillReport",
     "FailureInfo",
     "Frontier",
     "Generation",

@@ -106,6 +106,7 @@ class Status:
     """How a supervised command is; read by the health server while it runs."""
 
     is_running: bool = False
+    pid: int = 0
     restart_count: int = 0
     step: int = -1
     probe_failures: int = 0
@@ -184,7 +185,7 @@ class Supervisor:
             except OSError as error:
                 message = f"{shlex.join(self._command)}: cannot be started: {error.strerror}. Check its first word."
                 raise InvalidInputError(message, command=self._command) from error
-            self.status.is_running, self.status.probe_failures = True, 0
+            self.status.pid, self.status.probe_failures, self.status.is_running = child.pid, 0, True
             try:
                 reason = self._watch(child, folder)
             finally:

@@ -16,7 +16,7 @@ from tests.unit.cli_stores import call, make_store
 from tests.unit.rings import make_ring_store
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-OWN_REFERENCE = {"demo", "run"}  # what its options do is its own `--help`
+OWN_REFERENCE = {"demo", "drill", "run"}  # what its options do is its own `--help`
 RUNS = {  # a call of each command with --json on the store of `make_store`
     "log": ["log", "STORE"],
     "show": ["show", "STORE", "good", "--run", "walker", "--leaves"],

@@ -216,7 +216,7 @@ def test_health_is_that_of_the_command() -> None:
 def test_metrics_are_those_of_the_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         store.commit(7, {"w": np.zeros(3)})
-    with served(Status(True, 2, 9), str(tmp_path / "store")) as connection:
+    with served(Status(True, restart_count=2, step=9), str(tmp_path / "store")) as connection:
         code, text = get(connection, "/metrics")
         values = dict(line.split(" ") for line in text.splitlines())
         assert code == 200
