@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -35,6 +34,7 @@ from casckpt.engine.component import Component
 from casckpt.engine.config import EngineConfig, read_config
 from casckpt.engine.coverage import cover
 from casckpt.engine.report import EngineReport, describe
+from casckpt.engine.safe_points import SafePoints
 from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
@@ -112,15 +112,12 @@ class CheckpointEngine:
         self._maintenance = maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
         self._dropped: set[str] = set()
-        self._owner: int | None = None
+        self._points = SafePoints()
         self._request = ""
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
         self._labels: dict[str, str] = {}  # for the next save
-        self._updating = 0
         self._is_covered = False
         self._stop = 0
-        self._pausing = threading.Lock()
-        self._is_paused = False
         self._is_closed = False
         self._owns_store = False
 
@@ -295,21 +292,12 @@ class CheckpointEngine:
         guards, self._guards = self._guards, []
         for guard in guards:
             guard.check()
-        self._updating += 1
-        try:
+        with self._points.update():
             yield
-        finally:
-            self._updating -= 1
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> contextlib.AbstractContextManager[None]:
         """Nothing registered changes in here, as in an evaluation: a signal's deadline may save in the middle of it."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            with self._pausing:  # until a save that began in here has ended
-                self._is_paused = False
+        return self._points.pause()
 
     # --- the end announced ---
 
@@ -328,11 +316,10 @@ class CheckpointEngine:
 
     def save_in_pause(self, name: str) -> bool:
         """Save everything, durably, if the loop stands inside a `pause()`; whether it does. For another thread."""
-        with self._pausing:
-            if not self._is_paused:
-                return False
-            self._save(list(self._components.values()), None, {"requested": name}, is_async=False)
-            return True
+        with self._points.in_pause() as is_paused:
+            if is_paused:
+                self._save(list(self._components.values()), None, {"requested": name}, is_async=False)
+            return is_paused
 
     # --- bringing back ---
 
@@ -459,18 +446,7 @@ class CheckpointEngine:
         """Refuse what cannot be a safe point."""
         if self._is_closed:
             raise InvalidInputError(f"{what}: this engine is closed")
-        if self._updating:
-            raise InvalidInputError(
-                f"{what} inside `with engine.update()`: state is half way through a change. Call it after the block, "
-                "or `request_save()` here, which is kept for the next step."
-            )
-        thread = threading.get_ident()
-        self._owner = self._owner or thread
-        if thread != self._owner:
-            raise InvalidInputError(
-                f"{what} from thread {threading.current_thread().name!r}: only the thread that trains knows when state "
-                "is at rest. Call `request_save()`, which is kept for its next step."
-            )
+        self._points.check(what)
         if not is_placing:
             self._guards = []  # what moves from here on is training
         if not is_placing and not self._is_placed:
