@@ -29,7 +29,8 @@ def five_deep(name: str) -> Any:
 
 def atari(name: str) -> Any:
     """An Atari game with sticky actions, a frame stack and statistics."""
-    env: Any = wrappers.RecordEpisodeStatistics(gymnasium.make(name, max_num_frames_per_episode=400))
+    game = gymnasium.make(name, max_num_frames_per_episode=400, repeat_action_probability=0.0)
+    env: Any = wrappers.RecordEpisodeStatistics(wrappers.StickyAction(game, 0.25))
     return wrappers.FrameStackObservation(env, 4)
 
 

@@ -280,6 +280,33 @@ def test_partial_capture_is_recorded_and_restored_only_when_asked_for() -> None:
     assert other.np_random.random() == env.np_random.random()
 
 
+def test_action_that_the_emulator_may_repeat_is_named_and_refused() -> None:
+    env = gymnasium.make("ALE/Breakout-v5")
+    env.reset(seed=1)
+    report = EnvState(env).report()
+    assert [finding.path for finding in report.missing] == ["env.env.env.ale"]
+    assert "StickyAction(env, 0.25)" in report.missing[0].reason
+    with pytest.raises(casckpt.UnsupportedStateError, match=r"env\.env\.env\.ale"):
+        EnvState(env).state_dict()
+    assert EnvState(env, strict=False).state_dict()["not_captured"] == [str(report.missing[0])]
+    env.close()
+
+
+@pytest.mark.full
+def test_game_without_repeats_goes_on_from_any_moment_into_a_used_emulator(seed: int) -> None:
+    env, other = (gymnasium.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0) for _ in range(2))
+    other.reset(seed=3)
+    actions = actions_for(env, 200, seed)
+    for number in range(20):
+        env.reset(seed=number)
+        play(env, actions[: 90 + number])
+        play(other, actions[: 30 + number])
+        EnvState(other).load_state_dict(EnvState(env).state_dict())
+        assert play(other, actions[120:]) == play(env, actions[120:])
+    env.close()
+    other.close()
+
+
 def test_report_lists_generators_that_nobody_has_seeded() -> None:
     env = gymnasium.make("CartPole-v1")
     assert {"env.env.env.env._np_random", "env.env.env.env.action_space._np_random"} <= set(
