@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from casckpt.engine.component import Component
 from casckpt.engine.roles import Template
 from casckpt.engine.templates import CoverageReport, check_complete, paths_of
-from casckpt.replay.ring import Ring
 
 
 def cover(
     components: Iterable[Component], template: str | Template, aliases: Mapping[str, Sequence[str]], *, strict: bool
 ) -> CoverageReport:
-    """Hold components against a template; see `templates.check_complete`. A ring counts as one leaf of its name.
+    """Hold components against a template; see `templates.check_complete`.
 
     Raises:
         InvalidInputError: no such template; with `strict`, something is missing.
     """
-    targets = {each.name: each.target for each in components}
-    rings = {name: [name] for name, target in targets.items() if isinstance(target, Ring)}
-    paths = paths_of({name: target for name, target in targets.items() if name not in rings})
-    return check_complete(template, {**paths, **rings}, aliases=aliases, strict=strict)
+    paths = paths_of({each.name: each.target for each in components})
+    return check_complete(template, paths, aliases=aliases, strict=strict)

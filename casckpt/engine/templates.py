@@ -20,10 +20,12 @@ from typing import Any
 from casckpt.engine.roles import TEMPLATES, Role, Template
 from casckpt.errors import InvalidInputError
 from casckpt.format.structure import leaf_places
+from casckpt.replay import Ring, RingView
 from casckpt.state.capture import capture
 from casckpt.store.values import Value
 
 PRESENT, MISSING, NOT_CAPTURABLE, NOT_NEEDED = "present", "missing", "not capturable", "not needed"
+_RING_PARTS = ("capacity", "head", "count", "total", "columns", "mutable")  # as in a structure that is stored
 _EXAMPLES_MAX = 3  # paths that a report shows for a role
 _MEMBER = re.compile(r"(?:^|/)(?:members?|agents?|workers?|population)[-_./ ]?(\w*\d\w*)")
 
@@ -125,13 +127,18 @@ def check_complete(
 def paths_of(state: Mapping[str, Any]) -> dict[str, list[str]]:
     """Leaf paths of live components: component name → paths. Costs 5 µs a leaf, and what `state_dict()` takes.
 
+    A ring has the paths of its place and of its columns together, whether it is live or restored.
+
     Raises:
         UnsupportedStateError: a leaf cannot be stored.
     """
-    return {
-        name: [place.path for place in leaf_places(capture(name, value).structure, name)]
-        for name, value in state.items()
-    }
+    return {name: _paths(name, value) for name, value in state.items()}
+
+
+def _paths(name: str, value: Any) -> list[str]:
+    if isinstance(value, (Ring, RingView)):
+        return [f"{name}/{part}" for part in _RING_PARTS]
+    return [place.path for place in leaf_places(capture(name, value).structure, name)]
 
 
 def find_template(template: str | Template) -> Template:

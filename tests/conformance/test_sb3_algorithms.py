@@ -49,6 +49,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "SAC with gSDE": lambda: make("SAC", CONTINUOUS, 2, {**OFF_POLICY, "use_sde": True, "sde_sample_freq": 3}),
     "TD3 with noise": lambda: make("TD3", CONTINUOUS, 2, {**OFF_POLICY, "action_noise": noise()}),
+    "DQN that shares observations": lambda: make(
+        "DQN",
+        DISCRETE,
+        1,
+        {**OFF_POLICY, "optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
+    ),
     "TQC": lambda: make("TQC", CONTINUOUS, 1, OFF_POLICY),
     "QRDQN": lambda: make("QRDQN", DISCRETE, 1, {**OFF_POLICY, "target_update_interval": 20}),
 }
@@ -105,4 +111,5 @@ def test_stopped_training_goes_on_bit_for_bit(name: str, store_path: Path) -> No
         differing = [
             each for each, facts in store.timeline()[-1].components.items() if facts.manifest != manifests[each]
         ]
-    assert differing == ["clock"]
+    # Where observations share a slot, a full ring has one row less, and its rows get other slots: draws are equal.
+    assert differing == (["clock", "replay_buffer"] if "shares" in name else ["clock"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import casckpt
 from casckpt.engine.roles import TEMPLATES
 from casckpt.engine.templates import check_complete, paths_of
+from casckpt.replay import Arrays, Ring
 from tests.unit.cli_stores import call
 
 torch = pytest.importorskip("torch")
@@ -137,6 +139,16 @@ def test_what_cannot_be_captured_makes_its_role_incomplete() -> None:
 def test_unknown_template_is_refused_with_the_known_ones() -> None:
     with pytest.raises(casckpt.InvalidInputError, match="ppo, sac, dqn, grpo, pbt"):
         check_complete("a3c", {})
+
+
+def test_ring_has_rows_and_a_place(tmp_path: Path) -> None:
+    ring = Ring(Arrays({"obs": np.zeros((4, 2), np.float32)}, SimpleNamespace(total=3), total="total"))
+    state = {**{name: value for name, value in STATES["sac"].items() if name != "replay"}, "replay": ring}
+    assert check_complete("sac", paths_of(state)).is_complete
+    with casckpt.open(tmp_path / "store", create=True) as store:
+        store.commit(1, state)
+        assert check_complete("sac", paths_of(store.restore())).is_complete
+    assert call("coverage", tmp_path / "store", "--template", "sac", "--strict").code == 0
 
 
 def test_live_objects_have_the_paths_of_their_state() -> None:

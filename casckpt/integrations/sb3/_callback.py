@@ -66,7 +66,7 @@ class CheckpointCallback(BaseCallback):
             training always is. With an engine: for components that its config does not name.
         async_mode: of commits to a store: go on training after a copy in memory (the default). A failed commit is
             raised at the next one, or at the end.
-        extra: further components, see `components`.
+        replay_trust, extra: see `components`.
         labels: go into every snapshot.
         strict: refuse to train with state that cannot be captured. Without it, a warning, and each snapshot says what
             it lacks.
@@ -82,6 +82,7 @@ class CheckpointCallback(BaseCallback):
         *,
         every_steps: int | None = None,
         async_mode: bool | None = None,
+        replay_trust: str = "counter",
         extra: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         strict: bool = True,
@@ -92,7 +93,7 @@ class CheckpointCallback(BaseCallback):
         self._sink: StoreSink | EngineSink = kind(
             store, every_steps=every_steps, async_mode=async_mode, necessity=NECESSITY
         )
-        self._extra = extra
+        self._options: dict[str, Any] = {"replay_trust": replay_trust, "extra": extra}
         self._labels = dict(labels or {})
         self._strict = strict
         self._state: dict[str, Any] = {}
@@ -110,7 +111,7 @@ class CheckpointCallback(BaseCallback):
 
     def _bind(self, model: BaseAlgorithm) -> None:
         if not self._state or self._state["progress"].model is not model:
-            self._state = {**components(model, extra=self._extra), "callbacks": self._siblings}
+            self._state = {**components(model, **self._options), "callbacks": self._siblings}
             self._sink.bind(self._state)
 
     def _on_training_start(self) -> None:

@@ -5,8 +5,7 @@
 | `policy` | all networks, targets included | in place |
 | `policy.optimizer`, `actor.optimizer`, … | under the names of `model.get_parameters()` | in place |
 | `log_ent_coef` | the entropy coefficient, where it is learned | in place |
-| `replay_buffer` | rows, as arrays in the buffer's own layout | in place |
-| `replay_position` | where the next row goes, whether the buffer is full | |
+| `replay_buffer` | a ring: rows, where the next one goes, and what a subclass keeps beside them | in place |
 | `progress`, `observation` | counters and episode statistics; what the next rollout starts from | |
 | `normalizer`, `env` | `VecNormalize` with its returns; the other wrappers and the environments | |
 | `action_noise`, `exploration`, `log`, `clock`, `callbacks` | see `_parts` and `_siblings` | late |
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.save_util import recursive_getattr
 
-from casckpt.errors import InvalidInputError, UnsupportedStateError
+from casckpt.errors import InvalidInputError
+from casckpt.integrations.replay import rings
 from casckpt.integrations.sb3._environments import NormalizerState, VecEnvState
 from casckpt.integrations.sb3._parts import Clock, Exploration, Noise, Observation, Pending, Progress
 from casckpt.state.rng import RngState
@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 NECESSITY = {"clock": "droppable"}  # its loss changes no number that training uses
 
 
-def components(model: BaseAlgorithm, *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def components(
+    model: BaseAlgorithm, *, replay_trust: str = "counter", extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything that a model needs to go on, by component name.
 
     Args:
         model: any algorithm of Stable-Baselines3 or sb3-contrib with an environment.
+        replay_trust: which rows of the replay buffer a commit reads: "counter", those that `add` wrote since the last
+            one; or "digest", all, for code that writes into the buffer's arrays itself.
         extra: further components of your own: objects with `state_dict()` and `load_state_dict()`, or plain trees.
 
     Costs nothing until it is committed; weights, optimizers and replay rows are referred to, not copied.
@@ -49,7 +53,10 @@ def components(model: BaseAlgorithm, *, extra: Mapping[str, Any] | None = None) 
     """
     if model.env is None:
         raise InvalidInputError("the model has no environment: a training cannot go on. Call `model.set_env(env)`.")
-    found = {**_networks(model), **_replay(model)}
+    found = _networks(model)
+    buffer = getattr(model, "replay_buffer", None)
+    if buffer is not None:
+        found |= rings(buffer, name="replay_buffer", trust=replay_trust)
     found["progress"], found["observation"] = Progress(model), Observation(model)
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
@@ -75,39 +82,3 @@ def _networks(model: BaseAlgorithm) -> dict[str, Any]:
         value = recursive_getattr(model, name)
         found[name] = getattr(value, "_orig_mod", value)  # of a compiled module
     return found
-
-
-def _replay(model: BaseAlgorithm) -> dict[str, Any]:
-    """Arrays of the replay buffer, whatever its class calls them, and its position."""
-    buffer = getattr(model, "replay_buffer", None)
-    if buffer is None:
-        return {}
-    rows = {}
-    for name, value in vars(buffer).items():
-        if name == "infos" and not getattr(buffer, "copy_info_dict", True):
-            continue  # of a hindsight buffer that does not use them
-        if isinstance(value, dict) and value and all(hasattr(each, "dtype") for each in value.values()):
-            rows[name] = dict(value)
-        elif getattr(value, "shape", None) and hasattr(value, "dtype") and hasattr(value, "flags"):
-            if value.dtype.hasobject:
-                raise UnsupportedStateError(
-                    f"replay_buffer/{name}: rows of Python objects cannot be stored. Use a buffer without them "
-                    "(copy_info_dict=False).",
-                    path=f"replay_buffer/{name}",
-                    type_name="numpy.ndarray",
-                )
-            rows[name] = value
-    return {"replay_buffer": rows, "replay_position": _Position(buffer)}
-
-
-class _Position:
-    """A Checkpointable of where a buffer writes next; with other rows than these it would be meaningless."""
-
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"pos": int(self._buffer.pos), "full": bool(self._buffer.full)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._buffer.pos, self._buffer.full = state["pos"], state["full"]
