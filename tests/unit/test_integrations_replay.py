@@ -125,7 +125,7 @@ def _add_tianshou(buffer: Any, rng: np.random.Generator) -> None:
     else:
         buffer.add(_transition(rng, 3))
     if hasattr(buffer, "weight"):
-        buffer.update_weight(np.array([int(rng.integers(0, len(buffer)))]), rng.random(1) * 3)
+        buffer.update_weight(rng.choice(buffer.sample_indices(0), 1), rng.random(1) * 3)
 
 
 def _draw_tianshou(buffer: Any) -> list[Any]:
