@@ -540,7 +540,6 @@ class Store(SavesInBackground):
         Damage found is remembered in the index, so that later commits store such objects again.
         """
         self._turns.check()
-        self._keeper.catch_up()
         with self._reading():
             report = Verifier(self._timeline, self._keeper, self._catalog).run(
                 self._all_ids(), read_data=read_data, progress=progress
@@ -580,7 +579,7 @@ class Store(SavesInBackground):
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
         """While this is open, a collector takes nothing away that is listed now."""
-        return self._leases.hold(self._keeper.applied().seq)
+        return self._leases.hold(self._keeper.catch_up())
 
     # --- life ---
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import casckpt
-from casckpt.errors import AlreadyExistsError, ConflictError, NotFoundError, StepOrderError
+from casckpt.errors import AlreadyExistsError, ConflictError, InvalidInputError, NotFoundError, StepOrderError
 from casckpt.testing.invariants import index_counts
 from casckpt.testing.trees import difference
 
@@ -153,6 +153,10 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if (HANDLES[at], name) in self.model.tags:
             with pytest.raises(AlreadyExistsError):
+                self.stores[at].tag(name, wanted)
+            return
+        if self.model.snapshots[wanted].is_retired:
+            with pytest.raises(InvalidInputError):
                 self.stores[at].tag(name, wanted)
             return
         self.stores[at].tag(name, wanted)
