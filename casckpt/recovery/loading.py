@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from casckpt.errors import ConfigDriftWarning, InvalidInputError, MismatchError
-from casckpt.recovery.migrations import Migrations, migrate, registered
+from casckpt.recovery.migrations import Migrate, Migrations, migrate, registered
 from casckpt.recovery.paths import component_of, find_places, replace_at, value_at
 from casckpt.replay.view import RingView
 from casckpt.state.transfer import Transfer, copy_tree
@@ -136,17 +136,8 @@ def load_into(
     selection = Selection(targets, only, keep, override or {})
     if is_resume and branch is not None:
         store._chooser.check_free(branch, "branch")
-    edited = sorted(selection.edited)
-    restored = store.restore(snapshot, only=None if chain else edited, allow_mixed=allow_mixed)
-    state = migrate(dict(restored), chain)
-    rings = {name for name, value in state.items() if isinstance(value, RingView)}
-    through_trees = (selection.names & set(state)) - rings if chain else selection.edited
-    if selection.edited & rings:
-        raise InvalidInputError(
-            f"{sorted(selection.edited & rings)}: a ring is loaded as a whole. Leave it out of paths."
-        )
-    straight = {name: targets[name] for name in selection.names - through_trees}
-    trees = {name: selection.merge(name, state[name], targets[name]) for name in sorted(through_trees)}
+    trees, gone = _edited_trees(store, snapshot, targets, selection, chain, allow_mixed)
+    straight = {name: targets[name] for name in selection.names - set(trees)}
     transfer = Transfer(trees, targets, strict=strict, cast=cast)
     if straight:
         store.restore_into(straight, snapshot, strict=strict, cast=cast, allow_mixed=allow_mixed)
@@ -159,12 +150,30 @@ def load_into(
         snapshot,
         tuple(sorted(selection.names)),
         (found_version, found_version + len(chain)),
-        tuple(selection.taken),
-        tuple(selection.kept),
-        tuple(selection.overridden),
-        tuple(sorted(set(restored) - set(state))) if chain else (),
+        *selection.places(),
+        gone,
         tuple(map(str, changes)),
     )
+
+
+def _edited_trees(
+    store: Store,
+    snapshot: Snapshot,
+    targets: Mapping[str, Any],
+    selection: Selection,
+    chain: list[Migrate],
+    allow_mixed: bool,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What cannot go straight from the store, as trees to be loaded; and components that migrations took away."""
+    restored = store.restore(snapshot, only=None if chain else sorted(selection.edited), allow_mixed=allow_mixed)
+    state = migrate(dict(restored), chain)
+    rings = {name for name, value in state.items() if isinstance(value, RingView)}
+    if selection.edited & rings:
+        names = sorted(selection.edited & rings)
+        raise InvalidInputError(f"{names}: a ring is loaded as a whole. Leave it out of paths.", names=names)
+    through = (selection.names & set(state)) - rings if chain else selection.edited
+    trees = {name: selection.merge(name, state[name], targets[name]) for name in sorted(through)}
+    return trees, tuple(sorted(set(restored) - set(state))) if chain else ()
 
 
 class Selection:
@@ -195,6 +204,10 @@ class Selection:
         self.taken: list[str] = []
         self.kept: list[str] = []
         self.overridden: list[str] = []
+
+    def places(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """What was taken, kept and overridden so far."""
+        return tuple(self.taken), tuple(self.kept), tuple(self.overridden)
 
     def merge(self, name: str, stored: Any, live: Any) -> Any:
         """The tree that a live object is to be filled with.
