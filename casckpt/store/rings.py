@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from casckpt.codec.frames import Frames, frames_of
 from casckpt.errors import CorruptionError, SaveFailedError
 from casckpt.format import wire
 from casckpt.format.dtypes import itemsize_of
@@ -38,6 +37,9 @@ from casckpt.replay.segments import Node, Range, grouped, kept, rebuilt
 from casckpt.state.capture import Captured
 from casckpt.store.catalog import Catalog
 from casckpt.store.wholeness import FLAWS, Source, WholenessCheck
+
+if TYPE_CHECKING:  # loads NumPy
+    from casckpt.codec.frames import Frames
 
 SEPARATOR = "/"  # no component's name has it: "replay/0" is the first segment that a commit gives of "replay"
 _GROUP = encode_structure(Structure(VERSION, MappingNode("dict", [], []), [], []))
@@ -69,6 +71,8 @@ def frame_hints(structure: Structure, layout: Layout) -> dict[int, FrameHint]:
     A column's sibling is the one before it with rows of the same dtype and shape (`next_obs` beside `obs`); a chunk
     without one is compared with the chunk before it.
     """
+    from casckpt.codec.frames import frames_of
+
     found: dict[int, FrameHint] = {}
     firsts: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for leaf in structure.leaves:

@@ -247,7 +247,8 @@ def test_every_kind_of_entry_comes_back() -> None:
         entry.Generation("", 1, ID, []), entry.Generation("a\0b", 1, ID, []), entry.Generation("main", 0, ID, []),
         entry.Generation("main", -1, ID, []), entry.Generation("main", 1 << 63, ID, []),
         entry.Generation("main", 1, b"x", []),
-        entry.Prune([]), entry.Prune([b"x"]), entry.Condemn([b"x"], []), entry.Condemn([PACK] * 65537, []), entry.Condemn([], [entry.PackRef(PACK, 1, b"")]),
+        entry.Prune([]), entry.Prune([b"x"]), entry.Condemn([b"x"], []), entry.Condemn([PACK] * 65537, []),
+        entry.Condemn([], [entry.PackRef(PACK, 1, b"")]),
         entry.Tag("main", "x" * 201, ID), entry.Tag("main", "a\0b", ID), entry.Tag("main", "a", b"x"),
     ],
 )  # fmt: skip
