@@ -198,7 +198,7 @@ def test_nothing_is_read_or_written_when_nothing_is_garbage(store_path: Path) ->
             return super().perform(operation, act)
 
     with open_store(store_path, chunk_size=4096, system=System(file_system=Counting())) as store:
-        for step, chunks in ((1, 100), (2, 2000)):
+        for step, chunks in ((1, 100), (2, 500)):
             store.commit(step, {"big": {"x": noise(step, 1024 * chunks)}})
         counted.clear()
         plan = casckpt_gc.plan(store, Retention(latest=5))
@@ -213,7 +213,7 @@ def test_nothing_is_read_or_written_when_nothing_is_garbage(store_path: Path) ->
 
 def test_a_few_dead_chunks_in_a_large_pack_are_left_alone(store_path: Path) -> None:
     with open_store(store_path, chunk_size=4096) as store:
-        big = noise(1, 1024 * 500)
+        big = noise(1, 1024 * 100)
         store.commit(1, {"big": {"x": big}})
         big = big.copy()
         big[:2048] += 1
@@ -289,6 +289,7 @@ def test_value_that_comes_back_between_collections_stays_decodable(store_path: P
     check_steps(store_path, expected)
 
 
+@pytest.mark.full
 def test_rolling_retention_rewrites_little(store_path: Path) -> None:
     """G20: chain groups die as a whole, so what is held stays bounded and nothing is encoded again."""
     table = noise(5, 60_000)
@@ -314,6 +315,7 @@ def test_many_small_packs_become_few(store_path: Path) -> None:
     check_steps(store_path, trees(range(3, 21)))
 
 
+@pytest.mark.full
 def test_compaction_keeps_to_its_budget(store_path: Path) -> None:
     with open_store(store_path) as store:
         commit(store, *range(1, 21))
