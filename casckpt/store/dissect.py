@@ -21,7 +21,7 @@ import msgspec
 from casckpt.digest import check16, digest
 from casckpt.errors import CasckptError, CorruptionError, InvalidInputError, NotFoundError
 from casckpt.format import wire
-from casckpt.format.document import decode_document
+from casckpt.format.document import Features, decode_document, encode_document
 from casckpt.format.entry import HEADER_SIZE, TRAILER_SIZE, Create, Envelope, decode_entry
 from casckpt.format.pack import HEADER_SIZE as PACK_HEADER_SIZE
 from casckpt.format.pack import TRAILER_SIZE as PACK_TRAILER_SIZE
@@ -294,10 +294,18 @@ def dissect_document(root: str) -> Dissection:
         document = found.check(f"{name} decodes", partial(decode_document, data, name))
         found.fields[name] = data if document is None else plain_fields(document)
     if raw is not None and copy is not None:
-        found.expect("both are equal", copy, raw)
+        found.expect("both are equal", _essence(copy), _essence(raw))
     if raw is None and copy is None:
         raise NotFoundError(f"{root}: no store here. Check the path.", path=root)
     return found
+
+
+def _essence(data: bytes) -> bytes:
+    """A document without its features, which may be added to the file; the bytes themselves where they are none."""
+    try:
+        return encode_document(msgspec.structs.replace(decode_document(data, "document"), features=Features()))
+    except CasckptError:
+        return data
 
 
 def _document_copy(root: str) -> bytes:
