@@ -112,7 +112,7 @@ def _commit_in_two(step: int, parent: int) -> Act:
 
     def holds(store: Any) -> bool:
         found = store.snapshot(step)
-        return found.components["policy"].step == step and found.metrics == {"return": float(step)}
+        return bool(found.components["policy"].step == step and found.metrics == {"return": float(step)})
 
     return Act(f"commit {step} of main in two entries", "main", do, holds, parent, (("main", step),))
 
