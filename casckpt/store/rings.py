@@ -224,11 +224,11 @@ class RingWork:
 
     def prepare(self, captured: Mapping[str, Captured]) -> None:
         """Find stored twins of what is given; compares the one segment that lost rows since."""
-        stored = {(each.start, each.stop): each for part in self._known.parts for each in part.segments()}
+        stored = {each.stop: each for part in self._known.parts for each in part.segments()}
         for number, given in enumerate(self._take.given):
             key = f"{self._name}{SEPARATOR}{number}"
-            node = stored.get(given.known[:2]) if given.known is not None else None
-            if node is None:
+            node = stored.get(given.rows.stop) if given.known is not None else None
+            if node is None or node.start > given.rows.start:
                 continue
             try:
                 segment = self._known.segment(self._catalog, node.manifest)
@@ -246,7 +246,9 @@ class RingWork:
         skips = [size - len_ for size, (len_, _) in zip(sizes, live.structure.blocks, strict=False)]
         is_alike = len(sizes) == len(live.structure.blocks) == len(structure.leaves) == len(live.structure.leaves)
         alike = zip(structure.leaves, live.structure.leaves, strict=False)
-        if not is_alike or any(a.dtype != b.dtype or a.shape[1:] != b.shape[1:] or a.kind != b.kind for a, b in alike):
+        if not is_alike or structure.tree != live.structure.tree:  # the names of its columns
+            return False
+        if any(a.dtype != b.dtype or a.shape[1:] != b.shape[1:] or a.kind != b.kind for a, b in alike):
             return False
         manifest = segment.manifest
         layout = plan_layout(structure.blocks, manifest.scalars_size, manifest.chunk_size)

@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import casckpt
 from casckpt.errors import ConcurrentMutationError, SaveFailedError
+from casckpt.replay import Arrays, Ring
 from casckpt.testing.anatomy import dissect
 from casckpt.testing.invariants import index_counts
 from tests.unit.rings import PlainRing, assert_rows
@@ -251,3 +253,47 @@ def test_light_commit_inherits_a_ring(store_path: Path) -> None:
         store.commit(3, {"replay": ring, "n": {"x": 3}})
         assert_rows(store.restore(2, allow_mixed=True)["replay"].rows(0, 30), live.expected(0, 30))
         assert_rows(store.restore(3)["replay"].rows(10, 60), live.expected(10, 60))
+
+
+def test_rows_after_a_changed_one_cost_what_is_new_again(store_path: Path) -> None:
+    """The segment that was stored anew, for a change in its half overwritten twin, is known from then on."""
+    live = PlainRing(2000)
+    ring = live.ring()
+    row_size = 24 + 8 + 1
+    with open_store(store_path) as store:
+        live.add(2000)
+        store.commit(1, {"replay": ring})
+        live.add(20)
+        live.obs[1000] ^= 1
+        store.commit(2, {"replay": ring})
+        for step in range(3, 8):
+            live.add(20)
+            assert store.commit(step, {"replay": ring}).new_bytes < 2 * 20 * row_size
+
+
+_WORDS = np.arange(400, dtype=np.int32).reshape(100, 4)
+_COLUMNS = {
+    "two": {"a": _WORDS, "b": _WORDS + 1},
+    "in another order": {"b": _WORDS + 1, "a": _WORDS},
+    "with each other's name": {"b": _WORDS, "a": _WORDS + 1},
+    "with other names": {"a": _WORDS, "c": _WORDS + 1},
+    "of another dtype": {"a": _WORDS, "b": (_WORDS + 1).view(np.uint32)},
+    "of another shape": {"a": _WORDS, "b": (_WORDS + 1).reshape(100, 2, 2)},
+}
+
+
+@pytest.mark.parametrize("kind", _COLUMNS)
+@pytest.mark.parametrize("new_row_count", [0, 30])
+def test_columns_that_became_others_of_the_same_bytes_are_stored_as_they_are(
+    store_path: Path, kind: str, new_row_count: int
+) -> None:
+    place = {"total": 100}
+    with open_store(store_path) as store:
+        store.commit(1, {"replay": Ring(Arrays(_COLUMNS["two"], place, total="total"))})
+        place["total"] += new_row_count
+        store.commit(2, {"replay": Ring(Arrays(_COLUMNS[kind], place, total="total"))})
+        rows = np.arange(new_row_count, 100 + new_row_count) % 100
+        expected = {name: column[rows] for name, column in _COLUMNS[kind].items()}
+        found = store.restore(2)["replay"].last(100)
+        assert_rows(found, expected)
+        assert {name: each.dtype for name, each in found.items()} == {name: c.dtype for name, c in expected.items()}
