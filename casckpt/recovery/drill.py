@@ -5,6 +5,9 @@ the store. In each round a fault is injected once the training has committed som
 next commit. A round keeps its promise when that comes in time, continues the newest snapshot that was whole after the
 fault, loses no other step, and when what is committed again equals what was lost, bit by bit.
 
+Faults of other parts of a training (an actor, the disk) are the caller's: the learner goes on meanwhile, and its third
+commit after the fault must continue the line in the same generation.
+
 Faults damage the store that they are run on: give the drill a store of its own.
 """
 
@@ -14,14 +17,14 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from casckpt.errors import BusyError, CasckptError, InvalidInputError, NotFoundError
 from casckpt.ids import SnapshotId
 from casckpt.objects.packs import pack_path
-from casckpt.recovery.supervisor import Settings, Supervisor
+from casckpt.recovery.supervisor import Settings, Status, Supervisor
 from casckpt.store.inspection import Inspection
 from casckpt.store.lines import compare_lines
 from casckpt.store.opening import open_store
@@ -30,7 +33,9 @@ from casckpt.store.values import Snapshot, Value
 
 KILL, HANG, DAMAGE, DELETE, KILL_RESTORING = "kill", "hang", "damage", "delete", "kill-restoring"
 SCENARIOS = (KILL, HANG, DAMAGE, DELETE, KILL_RESTORING)
+Fault = Callable[[Status], Sequence[str]]  # injects it, given how the learner is; problems in words
 _POLL_S = 0.1
+_STEPS_AFTER = 3  # of a learner that goes on: one may have been under way at the fault
 _RESTARTS_MAX = 20
 
 
@@ -39,9 +44,9 @@ class Round(Value):
     """One fault and what became of it.
 
     Attributes:
-        scenario: one of SCENARIOS.
+        scenario: one of SCENARIOS, or of the drill's own faults.
         step_before: the newest snapshot at the fault; `step_restored` is the one that was continued.
-        recover_s: from the fault to the first commit after it.
+        recover_s: from the fault to the first commit after it; to the third where the learner was to go on.
         equal_count: steps committed again that are bit-identical to the line that was lost.
         problems: promises that broke; empty when all were kept.
     """
@@ -98,6 +103,8 @@ class Drill:
         store_path, run: where it commits.
         settings: of the supervisor.
         seed: decides when faults come.
+        faults: more scenarios by name, of parts that the learner must survive without being started again.
+        environment: of the command; None for this process's.
         timeout_s: how long a training may take to its first commits, and to recover.
         tell: called with a line of text for each round.
     """
@@ -109,13 +116,16 @@ class Drill:
         *,
         run: str = "main",
         settings: Settings | None = None,
+        faults: Mapping[str, Fault] | None = None,
+        environment: Mapping[str, str] | None = None,
         seed: int = 0,
         timeout_s: float = 120.0,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._path, self._run = store_path, run
         chosen = replace(settings or Settings(), restarts_max=_RESTARTS_MAX)
-        self._supervisor = Supervisor(command, settings=chosen)
+        self._supervisor = Supervisor(command, settings=chosen, environment=environment)
+        self._faults = dict(faults or {})
         self._chance = random.Random(seed)
         self._timeout_s = timeout_s
         self._tell = tell
@@ -129,9 +139,10 @@ class Drill:
             InvalidInputError: an unknown scenario, or a command that cannot be started.
             BusyError: the training made no commit in time, before any fault.
         """
-        unknown = sorted(set(scenarios) - set(SCENARIOS))
+        known = (*SCENARIOS, *self._faults)
+        unknown = sorted(set(scenarios) - set(known))
         if unknown:
-            raise InvalidInputError(f"scenario {unknown}: expected some of {', '.join(SCENARIOS)}", scenarios=unknown)
+            raise InvalidInputError(f"scenario {unknown}: expected some of {', '.join(known)}", scenarios=unknown)
         thread = threading.Thread(target=self._supervisor.run, name="casckpt-drill", daemon=True)
         thread.start()
         rounds = []
@@ -153,16 +164,26 @@ class Drill:
                 f"the training did not come to step {wanted} within {self._timeout_s:g} s. Run its command by hand.",
                 step=wanted,
             )
+        if scenario in self._faults:
+            return self._round_beside(scenario, before)
         os.kill(self._supervisor.status.pid, signal.SIGSTOP)  # whatever was under way stands still, and is seen
         before = self._newest() or before
         fault_s = self._now_s()
         self._inject(scenario, before)
         after = self._wait(lambda newest: newest.id != before.id and newest.seq >= before.seq)
         recover_s = self._now_s() - fault_s
-        if after is None:
-            problem = f"no commit within {self._timeout_s:g} s"
-            return Round(scenario, before.step, before.step, recover_s, 0, (problem,))
         return self._judge(scenario, before, after, recover_s)
+
+    def _round_beside(self, scenario: str, before: Snapshot) -> Round:
+        """A round in which the learner is to go on."""
+        generation, fault_s = self._generation(), self._now_s()
+        problems = list(self._faults[scenario](self._supervisor.status))
+        newest = self._newest() or before
+        after = self._wait(lambda each: each.step >= newest.step + _STEPS_AFTER)
+        found = self._judge(scenario, before, after, self._now_s() - fault_s)
+        if self._generation() != generation:
+            problems.append("the learner was started again, expected it to go on")
+        return replace(found, problems=(*problems, *found.problems))
 
     def _inject(self, scenario: str, newest: Snapshot) -> None:
         pid = self._supervisor.status.pid
@@ -186,7 +207,10 @@ class Drill:
         if self._supervisor.status.is_running:
             os.kill(self._supervisor.status.pid, signal.SIGKILL)
 
-    def _judge(self, scenario: str, before: Snapshot, after: Snapshot, recover_s: float) -> Round:
+    def _judge(self, scenario: str, before: Snapshot, after: Snapshot | None, recover_s: float) -> Round:
+        if after is None:
+            problem = f"no commit within {self._timeout_s:g} s"
+            return Round(scenario, before.step, before.step, recover_s, 0, (problem,))
         with self._open() as store:
             line = [after]
             while line[-1].parent is not None and line[-1].seq > before.seq:

@@ -109,6 +109,7 @@ class Status:
     pid: int = 0
     restart_count: int = 0
     step: int = -1
+    phase: str = ""
     probe_failures: int = 0
     last_failure: FailureInfo | None = None
 
@@ -220,7 +221,7 @@ class Supervisor:
         watched = [pulse.beat for pulse in beats.look().values() if pulse.beat.name == self._settings.watch]
         for beat in watched:
             silence.see(beat.counter, beat.step, self._now_s())
-            self.status.step = max(self.status.step, beat.step)
+            self.status.step, self.status.phase = max(self.status.step, beat.step), beat.phase
         if not watched:
             silence.leave()
 
