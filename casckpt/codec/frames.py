@@ -386,7 +386,8 @@ def _parse(params: bytes, base_size: int | None, plain_size: int) -> _Head:
     ):
         raise damaged("frames", f"frames of {head.size} bytes, {head}")
     if (
-        head.skip + head.frame_count * head.size > plain_size
+        not head.frame_count  # of which the size of a frame, and so all memory, is bounded by the chunk
+        or head.skip + head.frame_count * head.size > plain_size
         or head.base_skip + head.base_count * head.size > (base_size or 0)
         or bool(head.base_count) == (base_size is None)
         or head.new_count > head.frame_count

@@ -353,7 +353,7 @@ def _decode_frames(params: bytes, payload: bytes, plain_size: int, base: bytes |
     need(head["itemsize"] in _WORDS and size >= 16 and size % head["itemsize"] == 0, "frames: sizes")
     need(method <= 3 and head["series"] and (method < 2 or head["itemsize"] == 1), "frames: method")
     need(head["width"] and size % head["width"] == 0 if method == 3 else not head["width"], "frames: width")
-    need((base is None) == (head["base"] == 0), "frames: base")
+    need((base is None) == (head["base"] == 0) and head["count"], "frames: base, frames of the chunk")
     need(start + size * head["base"] <= len(base or b"") and head["new"] <= head["count"], "frames: counts")
     need(method == 1 or not (head["changed"] or head["long"]), "frames: changes without the method")
     parts = _frame_parts(params[struct.calcsize("<BBHIIIIIIIII") :], payload)

@@ -110,6 +110,8 @@ WRONG = {
     "between items of 2 bytes": (form([numbers(0, 0), NONE, raw(bytes(32))], itemsize=2, **BETWEEN_TWO), 32, None),
     "more frames than bytes": (form([numbers(0, 0), NONE, raw(bytes(32))], **TWO_NEW), 31, None),
     "4294967295 frames": (form([numbers(0, 0)], count=0xFFFFFFFF, new=2), 32, None),
+    "no frame of 4 GiB": (form([numbers(), raw(bytes(32))], size=0xFFFFFFFF), 32, None),
+    "no frame": (form([numbers(), raw(bytes(32))]), 32, None),
     "4294967295 new frames": (form([numbers(0, 0)], count=2, new=0xFFFFFFFF), 32, None),
     "frames begin outside": (form([numbers(0, 0), NONE, raw(bytes(32))], skip=1, **TWO_NEW), 32, None),
     "rests of another size": (form([numbers(0, 0), raw(b"x"), raw(bytes(32))], **TWO_NEW), 32, None),
