@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import casckpt
 from casckpt.recovery import Drill, Settings
-from casckpt.recovery.drill import SCENARIOS
+from casckpt.recovery.drill import SCENARIOS, Fault
+from casckpt.recovery.supervisor import Status
 from tests.unit.cli_stores import call
 
 TRAINING = """
@@ -33,9 +37,9 @@ with casckpt.open(path, create=True) as store:
 SETTINGS = Settings(backoff_s=0.01, poll_s=0.02, silence_min_s=3.0, silence_factor=1.0, term_deadline_s=0.2)
 
 
-def drill(tmp_path: Path, kind: str) -> Drill:
+def drill(tmp_path: Path, kind: str, faults: Mapping[str, Fault] | None = None) -> Drill:
     command = [sys.executable, "-c", TRAINING, str(tmp_path / "store"), kind]
-    return Drill(command, str(tmp_path / "store"), settings=SETTINGS, seed=1, timeout_s=100)
+    return Drill(command, str(tmp_path / "store"), settings=SETTINGS, faults=faults, seed=1, timeout_s=100)
 
 
 @pytest.mark.full
@@ -57,6 +61,18 @@ def test_training_that_draws_other_numbers_after_a_recovery_is_found_out(tmp_pat
     (broken,) = report.rounds[0].problems
     assert "first divergence" in broken
     assert "env" in broken
+
+
+@pytest.mark.full
+def test_fault_beside_a_learner_says_what_broke_and_a_learner_that_did_not_go_on_is_found_out(tmp_path: Path) -> None:
+    def kill(status: Status) -> list[str]:
+        os.kill(status.pid, signal.SIGKILL)
+        return []
+
+    faults: Mapping[str, Fault] = {"quiet": lambda status: [], "loud": lambda status: ["it broke"], "deadly": kill}
+    report = drill(tmp_path, "exact", faults).run(["quiet", "loud", "deadly"])
+    problems = [each.problems for each in report.rounds]
+    assert problems == [(), ("it broke",), ("the learner was started again, expected it to go on",)]
 
 
 def test_unknown_scenario_is_refused_before_anything_is_started(tmp_path: Path) -> None:
