@@ -117,7 +117,7 @@ class Ring:
 
     Raises:
         InvalidInputError: `trust="counter"` for a buffer without a counter; an argument out of range; a column whose
-            rows do not lie one after the other.
+            rows do not lie one after the other; `episode_end` that is nowhere.
         UnsupportedStateError: a column of a type that is not stored; `path` names it.
     """
 
@@ -157,12 +157,32 @@ class Ring:
         columns = self.columns()
         if not columns:
             raise InvalidInputError("a ring without columns: there is nothing to store")
+        if episode_end is not None and self._ends() is None:
+            raise InvalidInputError(f"episode_end={episode_end!r}: no column, and no key of a mutable mapping")
         self._kinds = {name: column.kind for name, column in columns.items()}
         self.row_size = max(1, sum(column.row_size for column in columns.values()))
 
     def columns(self) -> dict[str, Column]:
         """What the buffer's columns are: kind, dtype, shape and bytes of a row."""
         return {name: _described_column(name, column) for name, column in self.buffer.columns().items()}
+
+    def _ends(self) -> Any:
+        """The column that is true in the last row of an episode; None where there is none."""
+        name, mutable = str(self.episode_end), self.buffer.mutable()
+        found = self.buffer.columns().get(name)
+        return mutable.get(name) if found is None and isinstance(mutable, Mapping) else found
+
+    def end_episode_at(self, slot: int, *, is_cut: bool) -> bool:
+        """Whether an episode was open in the row of this slot; it is closed there when `is_cut`."""
+        column = self._ends()
+        flags = column[slot : slot + 1]
+        if bool(flags.all()):
+            return False
+        if is_cut:
+            flags[...] = True
+            column[slot : slot + 1] = flags  # a slice may be a copy
+            self.forget_newest()
+        return True
 
     # --- position ---
 
@@ -306,7 +326,11 @@ class Ring:
         for row in looks:
             expected = self._samples.pop(row)
             self._samples[row] = self._digest(position, row)
-            if self._samples[row] != expected:
+            if self._samples[row] == expected:
+                continue
+            now = self.numbered_position(is_take=False)
+            assert now.total is not None
+            if row > now.total - now.capacity:  # else a writer overwrites it just now
                 warnings.warn(
                     f"row {row} of a ring was changed in place, although trust='counter' says that old rows are not. "
                     "Every row is read for this commit. Leave the column that changes to `mutable`, or use "
@@ -314,7 +338,7 @@ class Ring:
                     StoreWarning,
                     stacklevel=6,
                 )
-                return False
+            return False
         return True
 
     # --- restore ---
@@ -362,6 +386,8 @@ class Ring:
         if open_episode == "truncate" and self.episode_end is None:
             raise InvalidInputError("open_episode='truncate' needs Ring(episode_end=...): which column says so?")
         _check_choice("open_episode", open_episode, EPISODE_RULES)
+        if open_episode == "truncate" and not hasattr(self._ends(), "__setitem__"):
+            raise InvalidInputError(f"open_episode='truncate': slices of {self.episode_end!r} cannot be assigned")
         return Restoring(self, rows, since_step, open_episode)
 
     def cold(self, dependents: Mapping[str, Callable[[], object]] | None = None, *, reset: bool = False) -> Restoring:
@@ -403,19 +429,12 @@ class Restoring:
 
     def end_episode(self, position: Position) -> str:
         """Deal with an episode that is open after a restore; says what was done, empty when none is known to be."""
-        name = self.ring.episode_end
-        if name is None or not position.held:
+        if self.ring.episode_end is None or not position.held:
             return ""
-        buffer, slot = self.ring.buffer, (position.head - 1) % position.capacity
-        column = buffer.columns().get(name)
-        flags = (buffer.mutable()[name] if column is None else column)[slot : slot + 1]
-        if bool(flags.all()):
+        is_cut = self.open_episode == "truncate"
+        if not self.ring.end_episode_at((position.head - 1) % position.capacity, is_cut=is_cut):
             return ""
-        if self.open_episode == "continue":
-            return "the open episode continues"
-        flags[...] = True
-        self.ring.forget_newest()
-        return "the open episode was cut"
+        return "the open episode was cut" if is_cut else "the open episode continues"
 
 
 class _Rows(Captured):
@@ -436,7 +455,7 @@ class _Rows(Captured):
 
 def _rows_of(column: Any, start: int, stop: int) -> Any:
     """Rows of a column: a view where it is an array or tensor, else something that reads them when asked."""
-    if type(column).__module__.partition(".")[0] in ("numpy", "torch"):
+    if _is_array_or_tensor(column):
         return column[start:stop]
     from casckpt.state import _numpy
 
@@ -451,14 +470,23 @@ def _rows_of(column: Any, start: int, stop: int) -> Any:
     return LazyArray(dtype, shape, read)
 
 
+def _is_array_or_tensor(column: Any) -> bool:
+    return type(column).__module__.partition(".")[0] in ("numpy", "torch")
+
+
 def _described_column(name: str, column: Any) -> Column:
     """A column as the store names it.
 
     Raises:
         InvalidInputError, UnsupportedStateError: see `Ring`.
     """
-    if not isinstance(name, str) or not getattr(column, "shape", ()):
-        raise UnsupportedStateError(f"column {name!r}: expected an array or tensor of rows", path=str(name))
+    is_plain = _is_array_or_tensor(column) or hasattr(getattr(column, "dtype", None), "hasobject")
+    if not isinstance(name, str) or not getattr(column, "shape", ()) or not is_plain:
+        raise UnsupportedStateError(
+            f"column {name!r}: a {type(column).__name__} is no array, tensor, or object with NumPy's dtype and slices. "
+            "Give a plain view of it.",
+            path=str(name),
+        )
     leaf = capture(name, [_rows_of(column, 0, 1)]).structure.leaves[0]
     if leaf.strides is not None:
         raise InvalidInputError(

@@ -502,6 +502,35 @@ def test_open_episode_is_cut_when_asked_for_and_told(store_path: Path) -> None:
         assert bool(store.restore()["replay"].rows(29, 30)["done"][0])
 
 
+@pytest.mark.parametrize("is_mutable", [False, True])
+def test_open_episode_is_cut_in_a_column_whose_slices_are_copies(store_path: Path, is_mutable: bool) -> None:
+    class Copies:
+        """As a data set of HDF5."""
+
+        def __init__(self, array: Any) -> None:
+            self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+        def __len__(self) -> int:
+            return len(self._array)
+
+        def __getitem__(self, rows: slice) -> Any:
+            return self._array[rows].copy()
+
+        def __setitem__(self, rows: slice, values: Any) -> None:
+            self._array[rows] = values
+
+    live = PlainRing(50)
+    live.add(30)
+    live.done[:] = False
+    columns = {**live.columns(), **({} if is_mutable else {"done": Copies(live.done)})}
+    mutable = ["done"] if is_mutable else []
+    ring = Ring(Arrays(columns, live, total="total", mutable=mutable), episode_end="done")
+    with open_store(store_path) as store:
+        store.commit(1, {"replay": ring})
+        store.resume_into({"replay": ring.restoring(open_episode="truncate")}, 1)
+        assert np.flatnonzero(live.done).tolist() == [29]
+
+
 def test_sampler_of_another_size_is_refused_with_nothing_touched(store_path: Path) -> None:
     live, priorities = PlainRing(100), np.random.default_rng(0).random(100)
     live.add(24)
@@ -551,6 +580,23 @@ def by_place(live: PlainRing) -> Arrays:
     return Arrays(live.columns(), live, position="position", full="full")
 
 
+def sliced(live: PlainRing) -> Ring:
+    live.add(1)
+    return Ring(Sliced(live.done, capacity=10), episode_end="rows")
+
+
+class OtherTensor:
+    """A tensor of a library that casckpt does not know."""
+
+    shape, dtype = (9,), torch.float32
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, rows: slice) -> Any:
+        return torch.zeros(9)[rows]
+
+
 def counted(columns: dict[str, Any], **options: Any) -> Arrays:
     return Arrays(columns, {"total": 0}, total="total", **options)
 
@@ -581,6 +627,9 @@ def test_ring_and_plain_state_are_not_restored_into_each_other(store_path: Path)
         (lambda live: counted({"a": live.obs, "b": live.obs[:5]}), InvalidInputError, "one row per slot"),
         (lambda live: counted(live.columns(), mutable=["prio"]), InvalidInputError, "no such column"),
         (lambda live: live.ring().restoring(open_episode="truncate"), InvalidInputError, "episode_end"),
+        (lambda live: live.ring(episode_end="ends"), InvalidInputError, "no column"),
+        (lambda live: sliced(live).restoring(open_episode="truncate"), InvalidInputError, "cannot be assigned"),
+        (lambda live: Ring(counted({"x": OtherTensor()})), UnsupportedStateError, "plain view"),
         (lambda live: Ring(counted({"x": np.zeros((9, 4, 3)).transpose(0, 2, 1)})), InvalidInputError, "contiguous"),
         (lambda live: Ring(counted({"x": np.array([None, 1])})), UnsupportedStateError, "x"),
         (lambda live: Sliced([], capacity=3), InvalidInputError, "empty buffer"),
