@@ -69,6 +69,12 @@ class _Capture:
 def _target(name: str, provider: Any, load: Callable[[Any], None] | None, strategy: SaveStrategy) -> tuple[Any, bool]:
     if strategy.recent_only is not None:
         _trim(name, provider, strategy.recent_only)
+    if provider is None or isinstance(provider, bool | int | float | complex | str | bytes):
+        raise InvalidInputError(
+            f"component {name!r}: {provider!r:.60} never changes, and cannot be restored in place. Register what holds "
+            "it (a dict, an object with state_dict and load_state_dict), or functions: register(name, get, load=put).",
+            component=name,
+        )
     if is_checkpointable(provider) or not callable(provider):
         if load is not None:
             raise InvalidInputError(

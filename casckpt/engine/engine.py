@@ -111,11 +111,9 @@ class CheckpointEngine:
         self._saves = Saves(self._budget, self._components, clock, self._after_commit)
         self._maintenance = maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
-        self._dropped: set[str] = set()
         self._points = SafePoints()
         self._request = ""
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
-        self._labels: dict[str, str] = {}  # for the next save
         self._is_covered = False
         self._stop = 0
         self._is_closed = False
@@ -170,7 +168,7 @@ class CheckpointEngine:
         component.count_from(self.global_step, self._clock())
         self._components[name] = component
         self._is_covered = False
-        self._dropped.discard(name)
+        self._saves.dropped.discard(name)
 
     def coverage(
         self, template: str | None = None, *, aliases: Mapping[str, Sequence[str]] | None = None, strict: bool = False
@@ -195,7 +193,7 @@ class CheckpointEngine:
         """Leave a component out of the next snapshot and all that follow it. Waits for saves under way."""
         self.wait()
         self._components.pop(name, None)
-        self._dropped.add(name)
+        self._saves.dropped.add(name)
 
     def _reserve(self, components: list[Component]) -> None:
         if self.config.async_mode:
@@ -219,6 +217,7 @@ class CheckpointEngine:
             SaveFailedError: an earlier save failed and nobody was told; this step was not saved.
             StepOrderError: `global_step` goes back.
             InvalidInputError: a training goes on that was not restored, or this is no safe point.
+            SystemExit: a signal asked for the end (`on_signals`); everything is saved.
         """
         self._enter("step")
         number = check_step(global_step)
@@ -228,12 +227,8 @@ class CheckpointEngine:
             )
         self.global_step = number
         self._saves.collect()
-        if self._request:
-            handle = self._save(list(self._components.values()), metrics, {"requested": self._request})
-            if self._stop:
-                self.wait()
-                raise SystemExit(128 + self._stop)
-            return handle
+        if self._request or self._stop:
+            return self._save_all(metrics, {"requested": self._request or "stop"})
         return self._save_due(metrics)
 
     def advance_step(self, metrics: Mapping[str, MetricValue] | None = None) -> SaveHandle | None:
@@ -262,6 +257,7 @@ class CheckpointEngine:
             SaveFailedError: this save (without `async_mode`) or an earlier one failed.
             InvalidInputError: called inside an update or by a thread that does not train: use `request_save`.
             StepOrderError: see `step`.
+            SystemExit: a signal asked for the end (`on_signals`); the save is durable.
         """
         self._enter("save")
         number = self.global_step if step is None else check_step(step)
@@ -269,11 +265,10 @@ class CheckpointEngine:
             raise StepOrderError(f"step {number} comes before {self.global_step}, the last one told", step=number)
         self.global_step = number
         self._saves.collect()
-        components = list(self._components.values())
         is_async = self.config.async_mode if async_mode is None else async_mode
-        if is_async and self._is_skipped(components):
+        if is_async and not self._stop and self._is_skipped(list(self._components.values())):
             return None
-        handle = self._save(components, metrics, labels or {}, is_async)
+        handle = self._save_all(metrics, labels or {}, is_async)
         self._saves.collect()
         return handle
 
@@ -304,8 +299,9 @@ class CheckpointEngine:
     def on_signals(self, deadline_s: float = 20.0) -> contextlib.AbstractContextManager[None]:
         """While the block is open, SIGTERM and SIGINT save once more and end the training; see `engine.signals`.
 
-        The first one saves everything at the next safe point, where `step` raises SystemExit; after `deadline_s` s
-        inside a `pause()`. The second one ends the process at once. Only in the main thread.
+        The first one saves everything at the next safe point, where `step` or `save` raises SystemExit; after
+        `deadline_s` s inside a `pause()`. Where neither comes, the end of the block raises it. The second one ends the
+        process at once. Only in the main thread.
         """
         return listening(self, deadline_s)
 
@@ -315,11 +311,15 @@ class CheckpointEngine:
         self.request_save(name)
 
     def save_in_pause(self, name: str) -> bool:
-        """Save everything, durably, if the loop stands inside a `pause()`; whether it does. For another thread."""
+        """Save everything, durably, if the loop stands inside a `pause()`; whether it does. For another thread.
+
+        Before a restore there is nothing to save: what is registered is not what the run was.
+        """
         with self._points.in_pause() as is_paused:
-            if is_paused:
+            is_saved = is_paused and self._is_placed
+            if is_saved:
                 self._save(list(self._components.values()), None, {"requested": name}, is_async=False)
-            return is_paused
+            return is_saved
 
     # --- bringing back ---
 
@@ -365,7 +365,7 @@ class CheckpointEngine:
         self._place(report)
         if reseed is not None:
             for rng in streams:
-                self._labels |= rng.reseed(reseed)
+                self._saves.labels |= rng.reseed(reseed)
         self._guards = [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
 
@@ -501,6 +501,26 @@ class CheckpointEngine:
             component.count_from(self.global_step, self._clock())
         return True
 
+    def _save_all(
+        self, metrics: Mapping[str, MetricValue] | None, labels: Mapping[str, str], is_async: bool | None = None
+    ) -> SaveHandle:
+        """Save every component, as requests up to now ask; the end of the training, when a signal asked.
+
+        A request that comes while this or another save is under way is kept for the next safe point, and so is one
+        whose save fails.
+        """
+        request, self._request = self._request, ""
+        try:
+            handle = self._save(list(self._components.values()), metrics, labels, is_async)
+            if self._stop:
+                self.wait()
+        except CasckptError:
+            self._request = self._request or request
+            raise
+        if self._stop:
+            raise SystemExit(128 + self._stop)
+        return handle
+
     def _save(
         self,
         chosen: list[Component],
@@ -514,18 +534,12 @@ class CheckpointEngine:
             self._is_covered = True
         known = self._saves.known()
         components = [each for each in self._components.values() if each in chosen or each.name not in known]
-        drop = tuple(sorted(self._dropped & known))
-        facts = Facts(metrics, {**self._labels, **labels}, self.training_config, drop)
+        facts = Facts(metrics, labels, self.training_config)
         is_async = self.config.async_mode if is_async is None else is_async
         start = self._saves.start if is_async else self._saves.save_now
         try:
-            handle = start(self.store, self.global_step, components, facts)
+            return start(self.store, self.global_step, components, facts)
         except CasckptError:
             for component in components:
                 component.is_overdue = True
             raise
-        self._request = ""
-        self._labels = {}
-        self._saves.committed -= self._dropped
-        self._dropped.clear()
-        return handle

@@ -27,12 +27,28 @@ from casckpt.store.values import Snapshot
 
 @dataclass
 class Save:
-    """One save: its handle, what it captured, how long the loop stood still, and whether it adds to a snapshot."""
+    """One save.
+
+    Attributes:
+        components: what it captured.
+        stall_s: how long the loop stood still.
+        is_later: whether it adds to a snapshot.
+        owed: what the next save has to bring if this one fails.
+    """
 
     handle: SaveHandle
     components: list[Component]
     stall_s: float
-    is_later: bool = False
+    is_later: bool
+    owed: Owed
+
+
+@dataclass(frozen=True)
+class Owed:
+    """What one save has to bring: labels, and components that its snapshot leaves out for the first time."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,6 @@ class Facts:
     metrics: Mapping[str, MetricValue] | None = None
     labels: Mapping[str, str] | None = None
     config: Any = None
-    drop: tuple[str, ...] = ()
 
 
 @dataclass
@@ -70,6 +85,8 @@ class Saves:
         registered: its components by name.
         after_commit: called for each new snapshot.
         committed: components of the newest snapshot known to be durable.
+        dropped: components that the next snapshot leaves out.
+        labels: of the next save, beside its own.
     """
 
     budget: SaveBudget
@@ -79,6 +96,8 @@ class Saves:
     counts: Counts = field(default_factory=Counts)
     under_way: list[Save] = field(default_factory=list)
     committed: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def writing(self) -> list[Save]:
         """Those that have not ended."""
@@ -109,8 +128,10 @@ class Saves:
         critical = [each for each in components if each.name not in known or not each.strategy.is_best_effort]
         later = [each for each in components if each not in critical and not self.is_writing(each)]
         started_s, has_to_wait = self.clock(), self.critical_count() >= IN_FLIGHT_MAX
-        handle = store.commit_async(step, inherit=REST, drop=facts.drop, config=facts.config, **_given(critical, facts))
-        self._note(handle, critical, started_s, step)
+        owed = Owed(self.labels, tuple(sorted(self.dropped & known)))
+        given = self._given(critical, facts)
+        handle = store.commit_async(step, inherit=REST, drop=owed.dropped, config=facts.config, **given)
+        self._note(handle, critical, started_s, step, owed)
         if has_to_wait:
             self.counts.waited += 1
             self.counts.wait_s += self.clock() - started_s
@@ -125,25 +146,47 @@ class Saves:
             handle.result()
             return handle
         started_s = self.clock()
-        snapshot = store.commit(step, inherit=REST, drop=facts.drop, config=facts.config, **_given(components, facts))
+        owed = Owed(self.labels, tuple(sorted(self.dropped & self.known())))
+        given = self._given(components, facts)
+        snapshot = store.commit(step, inherit=REST, drop=owed.dropped, config=facts.config, **given)
         handle = SaveHandle.of(snapshot, self.clock() - started_s)
-        self._note(handle, components, self.clock(), step)
+        self._note(handle, components, self.clock(), step, owed)
         return handle
 
     def _is_there(self, store: Store, step: int) -> bool:
         return step in (store.step, *(save.handle.step for save in self.under_way if not save.is_later))
 
     def _start_later(self, store: Store, step: int, components: list[Component], facts: Facts) -> SaveHandle:
-        started_s = self.clock()
-        handle = store.supersede_async(step, **_given(components, facts))
-        self._note(handle, components, started_s, step, is_later=True)
+        started_s, owed = self.clock(), Owed(self.labels)
+        handle = store.supersede_async(step, **self._given(components, facts))
+        self._note(handle, components, started_s, step, owed, is_later=True)
         return handle
 
+    def _given(self, components: list[Component], facts: Facts) -> dict[str, Any]:
+        """Arguments of the store that say what is saved and how."""
+        return {
+            "state": {each.name: each.target for each in components},
+            "metrics": facts.metrics,
+            "labels": {**self.labels, **(facts.labels or {})},
+            "necessity": {each.name: each.strategy.necessity for each in components},
+            "levels": {each.name: each.strategy.level for each in components if each.strategy.level is not None},
+        }
+
     def _note(
-        self, handle: SaveHandle, components: list[Component], started_s: float, step: int, *, is_later: bool = False
+        self,
+        handle: SaveHandle,
+        components: list[Component],
+        started_s: float,
+        step: int,
+        owed: Owed,
+        *,
+        is_later: bool = False,
     ) -> None:
         now_s = self.clock()
-        self.under_way.append(Save(handle, components, now_s - started_s, is_later))
+        self.under_way.append(Save(handle, components, now_s - started_s, is_later, owed))
+        self.labels = {}
+        self.dropped -= {*owed.dropped}
+        self.committed -= {*owed.dropped}
         for component in components:
             component.count_from(step, now_s)
 
@@ -156,26 +199,24 @@ class Saves:
             SaveFailedError: a save failed and nobody was told yet.
         """
         now_s = self.clock()
-        ended = [save for save in self.under_way if save.handle.done()]
-        self.under_way = [save for save in self.under_way if save not in ended]
-        failed = []
-        for save in ended:
-            was_told = save.handle.is_told
-            error = save.handle.exception()
-            if error is None:
-                self._succeeded(save, save.handle.result(), now_s)
-                continue
+        for save in [each for each in self.under_way if each.handle.done() and not each.handle.has_failed]:
+            self.under_way.remove(save)  # before what may raise: none is taken in twice, and none is left out
+            self._succeeded(save, save.handle.result(), now_s)
+        failed = [save for save in self.under_way if save.handle.done() and save.handle.has_failed]
+        unknown = [save.handle for save in failed if not save.handle.is_told]
+        for save in failed:
+            self.under_way.remove(save)
             self._failed(save, now_s)
-            if not was_told:
-                failed.append((save.handle, error))
-        if failed:
-            handle, error = failed[0]
-            raise handle.failure([each for each, _ in failed[1:]]) from error
+        if unknown:
+            raise unknown[0].failure(unknown[1:]) from unknown[0].exception()
 
     def _failed(self, save: Save, now_s: float) -> None:
         """Everything is due again: also what the failed save meant to inherit, which may be what was wrong with it."""
         self.counts.failed += 1
         self._spend(save, now_s)
+        self.labels = {**save.owed.labels, **self.labels}
+        self.dropped |= {*save.owed.dropped} - {*self.registered}
+        self.committed |= {*save.owed.dropped}
         for component in self.registered.values():
             component.is_overdue = True
 
@@ -190,17 +231,6 @@ class Saves:
     def _spend(self, save: Save, now_s: float) -> None:
         layers = {each.strategy.layer for each in save.components}
         self.budget.spend(save.stall_s + save.handle.work_s, layers, now_s)
-
-
-def _given(components: list[Component], facts: Facts) -> dict[str, Any]:
-    """Arguments of the store that say what is saved and how."""
-    return {
-        "state": {each.name: each.target for each in components},
-        "metrics": facts.metrics,
-        "labels": facts.labels,
-        "necessity": {each.name: each.strategy.necessity for each in components},
-        "levels": {each.name: each.strategy.level for each in components if each.strategy.level is not None},
-    }
 
 
 def _compare(component: Component, snapshot: Snapshot) -> None:

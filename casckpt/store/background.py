@@ -51,6 +51,11 @@ class SaveHandle:
         return self._done.is_set()
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it has ended badly; looking here is no asking how it ended."""
+        return self._error is not None
+
+    @property
     def is_told(self) -> bool:
         """Whether somebody has asked how it ended: a failure is then known."""
         return self._seen.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from casckpt.errors import (
     StoreWarning,
     UnsupportedStateError,
 )
+from casckpt.state.rng import RngState
 from tests.engine.clocks import GATE_TIMEOUT_S, Clock, Disk, open_timed
 from tests.unit.stores import open_store
 
@@ -418,6 +420,15 @@ def test_maintenance_is_told_of_every_durable_snapshot_and_of_no_other(store: An
     assert told == [[1], [1, 2], [1, 2, 4]]
 
 
+@pytest.mark.parametrize("value", [None, 5, 0.5, True, "text", b"bytes", 1j])
+def test_value_that_never_changes_is_refused_as_a_component(store: Any, clock: Clock, value: Any) -> None:
+    """It would be saved for ever as it was at the call, and could not be restored."""
+    engine = CheckpointEngine(store, clock=clock)
+    with pytest.raises(InvalidInputError, match=r"component 'n': .*Register what holds it"):
+        engine.register("n", value)
+    assert engine.restore().is_fresh
+
+
 def test_dropped_component_leaves_the_next_snapshot(store: Any, clock: Clock) -> None:
     engine = CheckpointEngine(store, clock=clock)
     engine.register("policy", {"a": 1})
@@ -427,6 +438,60 @@ def test_dropped_component_leaves_the_next_snapshot(store: Any, clock: Clock) ->
     engine.save(2)
     engine.wait()
     assert [sorted(store.snapshot(step).components) for step in (1, 2)] == [["extra", "policy"], ["policy"]]
+
+
+def test_dropped_component_stays_away_when_the_save_after_it_adds_to_a_snapshot_or_fails(
+    store: Any, clock: Clock, disk: Disk
+) -> None:
+    """Both have no snapshot that could leave it out: the next one does."""
+    engine = CheckpointEngine(store, clock=clock)
+    for name in ("policy", "extra", "other"):
+        engine.register(name, {"a": 1}, EVERY)
+    engine.save(1, async_mode=False)
+    engine.drop("extra")
+    engine.save(1, async_mode=False)  # joins the snapshot of step 1
+    engine.save(2, async_mode=False)
+    engine.drop("other")
+    disk.is_full = True
+    engine.step(3).exception()
+    disk.is_full = False
+    for step in (4, 5):
+        engine.step(step)
+        engine.wait()
+    contents = [sorted(store.snapshot(step).components) for step in (2, 4, 5)]
+    assert contents == [["other", "policy"], ["policy"], ["policy"]]
+
+
+def test_record_of_a_new_seed_goes_to_the_next_save_when_one_fails(store: Any, clock: Clock, disk: Disk) -> None:
+    engine = CheckpointEngine(store, clock=clock)
+    engine.register("rng", RngState(), EVERY)
+    engine.save(1, async_mode=False)
+    engine.restore(reseed=7)
+    disk.is_full = True
+    engine.step(2).exception()
+    disk.is_full = False
+    for step in (3, 4):
+        engine.step(step)
+        engine.wait()
+    assert [store.snapshot(step).labels.get("rng.reseed") for step in (3, 4)] == ["7", None]
+
+
+def test_failure_is_told_though_what_follows_another_save_raises(store: Any, clock: Clock, disk: Disk) -> None:
+    class Failing:
+        def after_commit(self, store: Any) -> None:
+            raise RuntimeError("out of order")
+
+    engine = CheckpointEngine(store, clock=clock, maintenance=Failing())
+    engine.register("policy", {"a": 1}, EVERY)
+    engine.step(1).wait()
+    disk.is_full = True
+    save = store.commit_async(2, {"policy": {"a": 2}})
+    save.wait()
+    engine._saves.under_way.append(replace(engine._saves.under_way[0], handle=save))
+    with pytest.raises(RuntimeError, match="out of order"):
+        engine.wait()
+    with pytest.raises(SaveFailedError, match="step 2 failed"):
+        engine.wait()
 
 
 def test_component_registered_later_joins_the_next_save(store: Any, clock: Clock) -> None:
