@@ -4,11 +4,13 @@
 * Where no safe point comes before the deadline, and the loop stands inside `engine.pause()` (an evaluation, say), the
   save is made there and then, and the process ends. Outside of a pause state may be half way through an update: stderr
   says so, and the safe point is waited for as long as the system lets the process live.
+* Where the block ends first, so does the process: a signal is never lost.
 * The second signal ends the process at once. The store is valid at every moment, so that this costs no more than what
   came after the newest save.
 
 The interpreter runs signal handlers between two instructions of the main thread, which may be inside one long call. So
-a thread of its own listens, by the file descriptor that the C handler writes to.
+a thread of its own listens, by the file descriptor that the C handler writes to. A forked worker would write to it too:
+there it is taken away.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from casckpt.errors import CasckptError
@@ -47,46 +50,98 @@ def listening(engine: Saves, deadline_s: float) -> Iterator[None]:
     Args:
         engine: what is saved.
         deadline_s: seconds from the first signal to a save that waits for no safe point. Leave time for the save.
+
+    Raises:
+        SystemExit: at the end of the block, when a signal came and no safe point after it.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    old = {number: signal.signal(number, _heard) for number in SIGNALS}
-    old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=_listen, args=(reader, engine, deadline_s), name="casckpt-signals", daemon=True)
+    handlers = {number: signal.signal(number, _heard) for number in SIGNALS}
+    before = _Before(handlers, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+    _listening.append(before)
+    heard: list[int] = []
+    thread = threading.Thread(
+        target=_listen, args=(reader, engine, deadline_s, heard), name="casckpt-signals", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(old_fd)
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        writer.send(bytes([_STOP]))
-        thread.join()
+        if before in _listening:  # not in a forked child: there it is undone, and the other end is the parent's
+            before.put_back(signal.SIGINT, signal.SIGTERM)
+            writer.send(bytes([_STOP]))
+            thread.join()
         reader.close()
         writer.close()
+    if heard:
+        _say(f"{signal.Signals(heard[0]).name}: no safe point came after it; ending where `on_signals` ends")
+        raise SystemExit(128 + heard[0])
+
+
+@dataclass(eq=False)
+class _Before:
+    """What a guard replaced."""
+
+    handlers: dict[signal.Signals, Any]
+    wakeup_fd: int
+
+    def put_back(self, *numbers: signal.Signals) -> None:
+        _listening.remove(self)
+        signal.set_wakeup_fd(self.wakeup_fd)
+        for number in numbers:
+            signal.signal(number, self.handlers[number])
+
+
+_listening: list[_Before] = []  # guards of this process, the innermost last
+_masks: list[set[signal.Signals | int]] = []  # of the thread that is forking
+
+
+def _before_fork() -> None:
+    """Hold signals back until the child cannot write to its parent any more."""
+    _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if _listening else ()))
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
+def _undo_in_child() -> None:
+    """Workers that are forked end by SIGTERM, and do not tell their parent of a signal of their own.
+
+    SIGINT from a terminal goes to all of them: it stays unheard there, so that the parent's last save finds them alive.
+    """
+    while _listening:
+        _listening[-1].put_back(signal.SIGTERM)
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_undo_in_child)
 
 
 def _heard(number: int, frame: Any) -> None:
     """The handler in Python: the thread has been told already."""
 
 
-def _listen(reader: socket.socket, engine: Saves, deadline_s: float) -> None:
-    first = 0
+def _listen(reader: socket.socket, engine: Saves, deadline_s: float, heard: list[int]) -> None:
     deadline: float | None = None
     while True:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([reader], [], [], left_s)[0]:
             deadline = None
-            _at_deadline(engine, first, deadline_s)
+            _at_deadline(engine, heard[0], deadline_s)
             continue
         for number in reader.recv(64):
             if number == _STOP:
                 return
-            if first:
+            if number not in SIGNALS:
+                continue  # every signal with a handler in Python is told of
+            if heard:
                 _say(f"{signal.Signals(number).name} again: ending now, without another save")
                 _end(number)
-            if number in SIGNALS:
-                first, deadline = number, time.monotonic() + deadline_s
+            else:
+                heard.append(number)
+                deadline = time.monotonic() + deadline_s
                 name = signal.Signals(number).name
                 engine.request_stop(name, number)
                 _say(f"{name}: saving at the next safe point, or in {deadline_s:g} s; once more to end at once")

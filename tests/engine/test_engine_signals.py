@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import casckpt
+from tests.engine.clocks import Clock, Disk, open_timed
 
 TRAINING = """
 import sys
@@ -34,10 +36,43 @@ with engine.on_signals(deadline_s=float(sys.argv[2])), engine, store:
     train(2)
     print("here", flush=True)
 """
+WORKERS = """
+    import multiprocessing, time
+    worker = multiprocessing.get_context("fork").Process
+    workers = [worker(target=time.sleep, args=(1000,), daemon=True) for _ in range(3)]
+    for worker in workers: worker.start()
+    print("forked", flush=True)
+"""
 ENDLESS = {
     "steps": "    for step in range(3, 1 << 60): train(step)",
     "evaluation in a pause": "    with engine.pause():\n        while True: pass",
     "evaluation": "    while True: pass",
+    "with workers": WORKERS + "    for step in range(3, 1 << 60): train(step)",
+    "ends a worker": WORKERS
+    + """
+    for worker in workers: worker.terminate()
+    for worker in workers: worker.join()
+    train(3)
+    print(*(worker.exitcode for worker in workers), flush=True)
+""",
+    "a child leaves the block": """
+    import os
+    if os.fork() == 0: sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    for step in range(3, 1 << 60): train(step)
+""",
+    "ends": """
+    sys.stdin.readline()
+print("after the block", flush=True)
+""",
+    "other signals": """
+    import signal
+    signal.signal(signal.SIGUSR1, lambda number, frame: print("usr1", flush=True))
+    while engine._stop == 0: pass
+    signal.raise_signal(signal.SIGUSR1)
+    sys.stdin.readline()
+    for step in range(3, 1 << 60): train(step)
+""",
 }
 
 
@@ -47,15 +82,22 @@ def training(path: Path, kind: str, deadline_s: float) -> Iterator[subprocess.Po
     code = TRAINING + ENDLESS[kind]
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path), str(deadline_s)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "here\n"
             yield process
         finally:
             process.kill()
+
+
+def out(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -96,6 +138,91 @@ def test_deadline_outside_of_a_pause_says_so_and_the_second_signal_ends_at_once(
         assert store.verify().ok
 
 
+def test_signal_to_a_forked_worker_is_no_signal_to_the_training(store_path: Path) -> None:
+    """As `terminate()` sends it: the worker ends, and its parent goes on."""
+    with training(store_path, "ends a worker", 1000) as process:
+        told, errors = process.communicate()
+        assert (told.split(), errors, process.returncode) == (["forked", "-15", "-15", "-15"], "", 0)
+
+
+def test_interrupt_of_a_terminal_is_one_signal_however_many_workers_hear_it(store_path: Path) -> None:
+    with training(store_path, "with workers", 1000) as process:
+        assert out(process) == "forked"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait() == 128 + signal.SIGINT
+    with casckpt.open(store_path) as store:
+        assert store.timeline()[-1].labels == {"requested": "SIGINT"}
+
+
+def test_parent_still_listens_when_a_forked_child_left_the_block(store_path: Path) -> None:
+    with training(store_path, "a child leaves the block", 1000) as process:
+        assert out(process) == "7"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.timeline()[-1].labels == {"requested": "SIGTERM"}
+
+
+def test_signal_after_the_last_safe_point_ends_the_process_with_the_block(store_path: Path) -> None:
+    with training(store_path, "ends", 1000) as process:
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM: saving" in line(process)
+        rest, errors = process.communicate("go on\n")
+        assert (rest, process.returncode) == ("", 128 + signal.SIGTERM)
+        assert "no safe point came after it" in errors
+
+
+def test_other_signals_with_handlers_are_none_of_these(store_path: Path) -> None:
+    with training(store_path, "other signals", 1000) as process:
+        process.send_signal(signal.SIGTERM)
+        assert out(process) == "usr1"
+        process.communicate("go on\n")
+        assert process.returncode == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.timeline()[-1].labels == {"requested": "SIGTERM"}
+
+
+def test_request_in_the_middle_of_another_save_is_kept_for_the_next_safe_point(store_path: Path) -> None:
+    """A save of some components is no answer to a request for all of them."""
+    with casckpt.open(store_path, create=True) as store, casckpt.CheckpointEngine(store) as engine:
+
+        def capture() -> dict[str, int]:
+            if engine.global_step == 2:
+                engine.request_stop("SIGTERM", signal.SIGTERM)
+            return {"n": engine.global_step}
+
+        engine.register("rare", {"b": 0}, casckpt.SaveStrategy(every_steps=1000))
+        engine.register("often", capture, casckpt.SaveStrategy(every_steps=1, necessity="droppable"))
+        engine.step(1)
+        engine.step(2)
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            engine.step(3)
+        assert store.timeline()[-1].components["rare"].step == 3
+
+
+def test_save_by_the_loop_itself_ends_the_training_too(store_path: Path) -> None:
+    with casckpt.open(store_path, create=True) as store, casckpt.CheckpointEngine(store, overlap="skip") as engine:
+        engine.register("policy", {"a": 1})
+        engine.request_stop("SIGTERM", signal.SIGTERM)
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            engine.save(1)
+        assert store.steps() == [1]
+
+
+def test_end_is_asked_for_again_when_its_save_failed(store_path: Path, clock: Clock, disk: Disk) -> None:
+    with open_timed(store_path, clock, disk) as store, casckpt.CheckpointEngine(store, clock=clock) as engine:
+        engine.register("policy", {"a": 1})
+        engine.step(1)
+        disk.is_full = True
+        engine.request_stop("SIGTERM", signal.SIGTERM)
+        with pytest.raises(casckpt.SaveFailedError):
+            engine.step(2)
+        disk.is_full = False
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            engine.step(3)
+        assert (store.timeline()[-1].step, store.timeline()[-1].labels) == (3, {"requested": "SIGTERM"})
+
+
 def test_handlers_are_what_they_were_once_the_block_is_left(store_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with casckpt.open(store_path, create=True) as store, casckpt.CheckpointEngine(store) as engine:
@@ -107,3 +234,14 @@ def test_handlers_are_what_they_were_once_the_block_is_left(store_path: Path) ->
             assert engine.save_in_pause("test")
         assert not engine.save_in_pause("test")
         assert store.timeline()[-1].labels == {"requested": "test"}
+
+
+def test_deadline_before_a_restore_saves_nothing_over_what_was_there(store_path: Path) -> None:
+    """The state is not that of the run: it would take the place of its newest snapshot."""
+    with casckpt.open(store_path, create=True) as store:
+        store.commit(1, {"policy": {"a": 1}})
+    with casckpt.open(store_path) as store, casckpt.CheckpointEngine(store) as engine:
+        engine.register("policy", {"a": 0})
+        with engine.pause():
+            assert not engine.save_in_pause("SIGTERM")
+        assert store.restore() == {"policy": {"a": 1}}
