@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from typing import Any
@@ -55,7 +55,8 @@ ACTOR_COUNT = 4
 _FILE_SIZE_MAX = 4096  # of a full disk: a beat fits, no pack does
 _STEPS_WITHOUT = 3  # that the learner must make while an actor hangs
 _FLOOR_COUNT = 3  # of which the median is taken
-_POLL_S = 0.05
+_POLL_S = 0.05  # of the learner's supervisor: part of the time to recover
+_LOOK_S = 0.2  # of everything else: the learner answers meanwhile, and pays for it
 
 
 @dataclass(frozen=True)
@@ -183,20 +184,26 @@ class DistributedDrill:
         }
 
     def _kill_actor(self) -> list[str]:
-        actor = self._chance.choice(self._actors)
-        pid = actor.status.pid
+        actor, pid = self._choose_actor()
         os.kill(pid, signal.SIGKILL)
         is_back = self._until(lambda: actor.status.is_running and actor.status.pid != pid)
         return [] if is_back else ["the actor was not started again"]
 
-    def _hang_actor(self) -> list[str]:
+    def _choose_actor(self) -> tuple[Supervisor, int]:
+        """An actor and its process, once it runs."""
         actor = self._chance.choice(self._actors)
+        if not self._until(lambda: actor.status.is_running):
+            raise BusyError("an actor cannot be started. Run its command by hand.")
+        return actor, actor.status.pid
+
+    def _hang_actor(self) -> list[str]:
+        _, pid = self._choose_actor()
         wanted = self._version().step + _STEPS_WITHOUT
-        os.kill(actor.status.pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         try:
             goes_on = self._until(lambda: self._version().step >= wanted)
         finally:
-            os.kill(actor.status.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         return [] if goes_on else ["the learner waited for an actor that hangs"]
 
     def _bring_stale_samples(self) -> list[str]:
@@ -211,12 +218,15 @@ class DistributedDrill:
         brought = [(what, version, item) for what, version in versions.items() for item in open_items]
         brought += [("a settled item", now, item) for item in range(now.step * ITEMS_PER_UPDATE)[-ITEMS_PER_UPDATE:]]
         wrong = []
-        with Client(read_addresses(self._work).samples, authkey=self._key.encode()) as connection:
-            for what, version, item in brought:
-                connection.send_bytes(encode(_forged(version, item)))
-                verdict = decode_answer(connection.recv_bytes(FRAME_SIZE_MAX))
-                if not isinstance(verdict, Verdict) or not verdict.reason:
-                    wrong.append(f"a sample of {what} was taken: {version}, item {item}")
+        try:
+            with Client(read_addresses(self._work).samples, authkey=self._key.encode()) as connection:
+                for what, version, item in brought:
+                    connection.send_bytes(encode(_forged(version, item)))
+                    verdict = decode_answer(connection.recv_bytes(FRAME_SIZE_MAX))
+                    if not isinstance(verdict, Verdict) or not verdict.reason:
+                        wrong.append(f"a sample of {what} was taken: {version}, item {item}")
+        except (OSError, EOFError) as error:
+            wrong.append(f"the learner ended the connection: {error!r}")
         return wrong
 
     def _fill_disk(self, status: Status) -> list[str]:
@@ -226,11 +236,12 @@ class DistributedDrill:
         try:
             is_refused = self._until(lambda: status.phase == NO_SPACE)
         finally:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+            with suppress(ProcessLookupError):  # it died of it: the round will say so
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         return [] if is_refused else ["the learner did not notice that the disk is full"]
 
     def _version(self) -> Version:
-        client = BeatClient(*read_addresses(self._work).beats, name="drill", token=self._key)
+        client = BeatClient(*read_addresses(self._work).beats, name="drill", token=self._key, timeout_s=self._timeout_s)
         try:
             return client.beat()
         finally:
@@ -244,7 +255,7 @@ class DistributedDrill:
                     return True
             except StorageError:  # the learner did not answer this time
                 pass
-            self._clock.wait(_POLL_S)
+            self._clock.wait(_LOOK_S)
         return False
 
     # --- the judgement ---
@@ -316,7 +327,7 @@ def _forged(version: Version, item: int) -> Give:
 
 @contextmanager
 def _kept_alive(command: list[str], environment: Mapping[str, str]) -> Iterator[Supervisor]:
-    settings = Settings(restarts_max=1_000_000, backoff_s=0.05, backoff_max_s=0.5, poll_s=_POLL_S, term_deadline_s=2.0)
+    settings = Settings(restarts_max=1_000_000, backoff_s=0.05, backoff_max_s=0.5, poll_s=_LOOK_S, term_deadline_s=2.0)
     supervisor = Supervisor(command, settings=settings, environment=environment)
     thread = threading.Thread(target=supervisor.run, name="casckpt-drill-actor", daemon=True)
     thread.start()
