@@ -23,11 +23,12 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any, TypeVar
 
-from casckpt.codec.level import DEFAULT_LEVEL
+from casckpt.codec.level import DEFAULT_LEVEL, find_level
 from casckpt.engine.strategy import Recent, SaveStrategy, check_choice, check_number
 from casckpt.engine.templates import find_template
 from casckpt.errors import InvalidInputError, NotFoundError
 from casckpt.limits import LOCK_TIMEOUT_S
+from casckpt.objects.writer import VERIFY_MODES
 from casckpt.store.catalog import check_name
 
 OVERLAPS = ("wait", "skip", "queue")
@@ -50,6 +51,9 @@ class StoreConfig:
             raise InvalidInputError(f"path={self.path!r:.60}: expected the path of a folder")
         check_name(self.run, "run")
         check_choice("create", self.create, (True, False))
+        check_choice("verify", self.verify, VERIFY_MODES)
+        find_level(self.level)
+        check_number("lock_timeout_s", self.lock_timeout_s, float)
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,8 @@ def _engine_config(values: Any, where: str) -> EngineConfig:
         check_name(name, "component"): _strategy(strategy, f"{where}: components.{name}")
         for name, strategy in components.items()
     }
-    if isinstance(values.get("store"), Mapping):
-        values["store"] = _build(StoreConfig, values["store"], f"{where}: store")
+    if not isinstance(values.get("store"), StoreConfig | None):
+        values["store"] = _build(StoreConfig, _mapping(values["store"], f"{where}: store"), f"{where}: store")
     return _build(EngineConfig, values, where)
 
 

@@ -92,6 +92,10 @@ def test_mapping_json_and_yaml_say_the_same(tmp_path: Path) -> None:
         ({"store": {"path": ""}}, "config: store: path=''"),
         ({"store": {"run": "a"}}, "config: store: .*path"),
         ({"store": {"path": "x", "mode": "w"}}, "config: store: unknown key 'mode'"),
+        ({"store": "x"}, "config: store: expected keys and values, found str"),
+        ({"store": {"path": "x", "verify": False}}, "config: store: verify=False: expected one of reread, media, off"),
+        ({"store": {"path": "x", "level": "tiny"}}, "config: store: .*tiny"),
+        ({"store": {"path": "x", "lock_timeout_s": -1}}, "config: store: lock_timeout_s=-1: expected a positive"),
     ],
 )
 def test_mistake_names_its_key(change: dict[str, Any], message: str) -> None:
