@@ -38,7 +38,7 @@ from casckpt.store.ring_target import ColdTarget, RingTarget, make_target
 
 @dataclass
 class Stored:
-    """A component as it lies in the store, checked and ready to be read."""
+    """A component as it lies in the store, checked and ready to be read; or a `part` of it, as messages say it."""
 
     name: str
     ref: ComponentRef
@@ -47,6 +47,7 @@ class Stored:
     layout: Layout
     ids: list[ObjectId]
     places: list[list[Place]]
+    part: str = ""
 
     def opaque_paths(self) -> list[str]:
         return opaque_paths(self.structure, self.name)
@@ -85,8 +86,8 @@ class Restorer:
         self._catalog.check_not_thinned(snapshot_id, wanted, snapshot.step)
         return [self.load(name, snapshot.components[name]) for name in wanted], wanted
 
-    def load(self, name: str, ref: ComponentRef) -> Stored:
-        """Read and check everything of a component but its data.
+    def load(self, name: str, ref: ComponentRef, part: str = "") -> Stored:
+        """Read and check everything of a component, or of a part of it, but its data.
 
         Raises:
             CorruptionError, IncompleteError, NotFoundError: with `component`.
@@ -110,8 +111,8 @@ class Restorer:
                     )
         except CasckptError as error:
             error.facts["component"] = error.component = name  # type: ignore[attr-defined]
-            raise type(error)(f"component {name!r}: {error.message}", **error.facts) from error
-        return Stored(name, ref, manifest, structure, layout, ids, places)
+            raise type(error)(f"component {name!r}{part}: {error.message}", **error.facts) from error
+        return Stored(name, ref, manifest, structure, layout, ids, places, part)
 
     def read(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
         """Fill blocks of components; block SCALARS is the scalar block.
@@ -158,7 +159,8 @@ class Restorer:
             shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
             facts = {**error.facts, "component": stored.name, "paths": paths, "object_id": stored.ids[chunk]}
             raise type(error)(
-                f"component {stored.name!r} ({shown}), chunk {short(stored.ids[chunk])}: {error.message}", **facts
+                f"component {stored.name!r}{stored.part} ({shown}), chunk {short(stored.ids[chunk])}: {error.message}",
+                **facts,
             ) from error
 
     # --- as values ---

@@ -147,13 +147,13 @@ class RingReader:
             if stored is not None:
                 self._loaded.move_to_end(node.manifest)
                 return stored
-        stored = self._restorer.load(self.name, ComponentRef(node.manifest, node.step, 0))
+        rows = f", rows {node.start} to {node.stop}"
+        stored = self._restorer.load(self.name, ComponentRef(node.manifest, node.step, 0), rows)
         for name, (_, leaf) in columns_of(stored.structure, stored.structure.tree).items():
             column = self.columns.get(name)
             if column is None or (leaf.kind, leaf.dtype, leaf.shape) != (*column[:2], (node.row_count, *column.shape)):
                 raise CorruptionError(
-                    f"component {self.name!r}, rows {node.start} to {node.stop}: column {name!r} is not what the ring "
-                    "says. Run `casckpt verify`."
+                    f"component {self.name!r}{rows}: column {name!r} is not what the ring says. Run `casckpt verify`."
                 )
         with self._lock:
             self._loaded[node.manifest] = stored

@@ -165,6 +165,26 @@ def test_row_that_a_writer_overwrites_just_now_is_read_and_not_told_as_a_breach(
 # --- the store around it ---
 
 
+def test_rows_that_are_missing_are_named_and_other_rows_are_read(store_path: Path) -> None:
+    live = PlainRing(2000, width=2000)
+    ring = live.ring()
+    with open_store(store_path) as store:
+        packs: list[Path] = []
+        for step in range(1, 4):
+            live.add(100)
+            store.commit(step, {"replay": ring})
+            packs += [path for path in store_path.glob("packs/*/*") if path not in packs]
+    packs[1].unlink()
+    with open_store(store_path) as store:
+        view = store.restore(3)["replay"]
+        with pytest.raises(casckpt.IncompleteError, match="replay', rows 100 to 200: "):
+            view.rows(50, 150)
+        for start in (0, 200):
+            assert_rows(view.rows(start, start + 100), live.expected(start, start + 100))
+        with pytest.raises(casckpt.IncompleteError, match="rows 100 to 200"):
+            store.restore_into({"replay": PlainRing(2000, width=2000).ring()}, 3)
+
+
 @pytest.mark.full
 def test_many_small_commits_are_listed_in_few_parts(store_path: Path) -> None:
     live = PlainRing(3000, width=4)
@@ -212,7 +232,7 @@ def test_damage_of_rows_is_named_and_other_rows_are_read(store_path: Path) -> No
         data = bytearray(pack.read_bytes())
         data[place.offset + place.header_size + 5] ^= 1
         pack.write_bytes(data)
-        with pytest.raises(casckpt.CorruptionError, match="replay"):
+        with pytest.raises(casckpt.CorruptionError, match=r"replay', rows 0 to 100 \(replay/obs\)"):
             store.restore(2)["replay"].rows(0, 100)
         assert_rows(store.restore(2)["replay"].rows(100, 200), live.expected(100, 200))
         other = PlainRing(2000, width=2000)
