@@ -22,7 +22,8 @@ class Sliced:
         capacity: the most rows that it holds.
         load: called at a restore, first with None to clear the buffer, then with mappings of column name to array,
             oldest rows first. None: the buffer can be committed and not restored.
-        total: says how many rows were ever appended. None: not counted, and `trust="counter"` is not possible.
+        total: says how many rows were ever appended. None: not counted, and `trust="counter"` is not possible; a
+            buffer that is full then gives no sign of how far its rows moved, and commits may store all of them.
 
     Raises:
         InvalidInputError: no row yet, or slices that are no arrays.
