@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import casckpt
 from casckpt import CasckptError, RngState, StorageError
+from casckpt.demo._ppo import seed_global_streams
 from casckpt.demo.distributed._exchange import Exchange
 from casckpt.demo.distributed._messages import (
     ACTION_COUNT,
@@ -56,7 +57,7 @@ class Learner:
     """The training itself; knows neither sockets nor stores."""
 
     def __init__(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        seed_global_streams(seed)  # all of them: `rng` holds all of them
         self.policy = _network(ACTION_COUNT, output_gain=0.01)
         self.value = _network(1, output_gain=1.0)
         self.optimizer = torch.optim.Adam([*self.policy.parameters(), *self.value.parameters()], lr=1e-3)
