@@ -260,6 +260,12 @@ class Committer:
     def _head(self) -> BranchRow | None:
         return self._catalog.branch_row(self._run, self.position.branch)
 
+    def settle(self) -> None:
+        """Stand at an own earlier attempt if it was published after all."""
+        if self.position.attempts:
+            self._keeper.catch_up()
+            self._adopt_attempt()
+
     def _adopt_attempt(self) -> None:
         """Take an own earlier attempt that turns out to be published as the position."""
         if not self.position.attempts:

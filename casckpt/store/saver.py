@@ -86,6 +86,8 @@ class Saver:
         with self._lock:
             self.raise_failures()
             pending = self.background.find(check_step(step))
+            if self.background.last_step() is None:
+                self._committer.settle()
             base = check_base(step, self._committer.position) if pending is None else None
             self._later.make_room(self._turns.timeout_s)
             self._make_room_for(state)

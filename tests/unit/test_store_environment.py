@@ -163,10 +163,9 @@ def test_folder_without_write_permission_restores(tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("read-only")
     with open_store(folder / "store") as store:
         store.commit(1, STATE)
-    above = folder
-    while above.stat().st_uid == os.getuid() and above != above.parent and above.stat().st_mode & 0o777 == 0o700:
-        above.chmod(0o755)  # the child may be another user
-        above = above.parent
+    for above in (folder, *folder.parents):
+        if above.stat().st_uid == os.getuid() and above.stat().st_mode & 0o777 == 0o700:
+            above.chmod(0o755)  # the child may be another user
     for path in [folder / "store", *(folder / "store").rglob("*")]:
         path.chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH | (0o111 if path.is_dir() else 0))
     before = {path: path.stat().st_mtime_ns for path in (folder / "store").rglob("*")}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from casckpt.errors import ConflictError, SaveFailedError, StepOrderError
+from casckpt.errors import ConflictError, SaveFailedError, StepOrderError, StorageError
 from casckpt.format.entry import Annotate, Tag
 from casckpt.ids import SnapshotId
 from casckpt.testing.invariants import index_counts
@@ -130,3 +130,24 @@ def test_nothing_new_is_no_new_snapshot(store: Any) -> None:
     snapshot = store.commit(1, {"policy": 1})
     assert store.supersede_async(1, {"policy": 1}).result().id == snapshot.id
     assert store.steps() == [1] and not store.snapshot(1).is_retired
+
+
+def test_components_join_a_commit_that_was_published_although_it_failed(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder could not be synced after the entry had appeared: the commit raises, and the step is there."""
+    store.commit(1, {"policy": 1, "replay": 1})
+    file_system = store._system.file_system
+    sync_folder = file_system.sync_folder
+
+    def fail(path: str) -> None:
+        if "/timeline/" in path:
+            raise StorageError(f"{path}: sync failed")
+        sync_folder(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(file_system), "sync_folder", lambda _, path: fail(path))
+        with pytest.raises(StorageError, match="sync failed"):
+            store.commit(2, {"policy": 2}, inherit="*")
+    assert store.steps() == [1, 2]
+    assert steps_of(store.supersede_async(2, {"replay": 2}).result()) == {"policy": 2, "replay": 2}
