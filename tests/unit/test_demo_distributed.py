@@ -248,8 +248,8 @@ def test_demo_and_a_command_exclude_each_other_and_a_store_that_is_there_is_left
     assert "a store of its own" in called.err
 
 
-@pytest.mark.full
-@pytest.mark.timeout(1200)  # a minute alone; a machine that is shared gives it little
+@pytest.mark.soak  # until it has been seen to end on an idle machine
+@pytest.mark.timeout(1200)
 def test_distributed_training_survives_every_fault_and_is_what_it_would_have_been_without(tmp_path: Path) -> None:
     drill = DistributedDrill(str(tmp_path / "store"), seed=1, silence_s=15.0, timeout_s=200.0)
     report = drill.run()
