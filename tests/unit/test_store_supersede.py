@@ -119,8 +119,9 @@ def test_retired_step_gets_nothing_added(store: Any) -> None:
 
 def test_what_joins_a_snapshot_that_failed_fails_with_it_and_is_told_once(store: Any) -> None:
     store.commit(1, {"policy": 1})
-    first = store.commit_async(2, {"policy": 2}, inherit=["nothing like it"])
-    later = store.supersede_async(2, {"replay": 2})
+    with store._turns.take("test"):  # neither begins before both are there
+        first = store.commit_async(2, {"policy": 2}, inherit=["nothing like it"])
+        later = store.supersede_async(2, {"replay": 2})
     assert later.exception() is first.exception()
     store.wait()
     assert store.steps() == [1]
