@@ -233,7 +233,7 @@ def _check_body(body: Body, what: str) -> None:
         raise CorruptionError(f"{what}: malformed run name or generation {body.number}", what=what)
     if isinstance(body, Thin) and not (body.components and all(wire.is_name(name) for name in body.components)):
         raise CorruptionError(f"{what}: malformed component names", what=what)
-    if isinstance(body, Supersede) and len(body.replaced) != DIGEST_SIZE:
+    if isinstance(body, Supersede) and (len(body.replaced) != DIGEST_SIZE or body.replaced == body.snapshot):
         raise CorruptionError(f"{what}: malformed id of the snapshot that is replaced", what=what)
     if isinstance(body, Commit | Supersede):
         _check_packs(body.packs, what)

@@ -202,7 +202,7 @@ def _apply_commit(
     txn.put("snaps", snapshot_id, encode_snap(SnapRow(entry.seq, branch_no, body.step, flags)))
     txn.put("lines", line_key(branch_no, body.step), snapshot_id)
     count_edges(txn, _children_of_snapshot(snapshot), +1, read_object)
-    if isinstance(body, Supersede) and body.replaced != body.snapshot:
+    if isinstance(body, Supersede):
         _replace(txn, body, read_object)
 
 

@@ -82,8 +82,6 @@ class Position:
 class Committer:
     """Commits for one store handle; used by one thread at a time."""
 
-    _is_same_step_allowed = False  # whether a step that is committed already may be published again
-
     def __init__(
         self,
         root: str,
@@ -128,7 +126,8 @@ class Committer:
         if parent is None or (parent.run, parent.branch) != (content.run, content.branch) or position.is_fork:
             return
         if position.snapshot == old:
-            self.position = Position(position.branch, new, position.step, content, attempts=position.attempts)
+            attempts = position.attempts - {new}  # whose outcome is known
+            self.position = Position(position.branch, new, position.step, content, attempts=attempts)
             self._components.take_in(known)
             return
         newer = {
@@ -190,8 +189,8 @@ class Committer:
     ) -> SnapshotValue:
         added = self._components.add(draft, parent, writer, check, condemned)
         context = self._add_context(draft, writer)
-        if parent is not None and draft.step == parent.step and not self._is_same_step_allowed:
-            same = self._same_step(draft, parent, added.refs)
+        same = self._same_step(draft, parent, added.refs) if parent is not None and draft.step == parent.step else None
+        if same is not None:
             draft.settle({name: ref.manifest for name, ref in added.refs.items()})
             return same
         self._check_unmoved(draft)
@@ -392,8 +391,8 @@ class Committer:
 
     # --- publishing ---
 
-    def _same_step(self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef]) -> SnapshotValue:
-        """A commit of the position's own step: nothing to do when equal, an error when not."""
+    def _same_step(self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef]) -> SnapshotValue | None:
+        """A commit of the position's own step: the snapshot there is, when equal; else an error, or None to go on."""
         assert self.position.snapshot is not None
         changed = sorted(
             name

@@ -25,7 +25,7 @@ from casckpt.store.commit import Committer
 from casckpt.store.draft import Draft, Drafter, Options
 from casckpt.store.in_flight import LARGE, noted
 from casckpt.store.rings import is_segment
-from casckpt.store.supersede import Superseder, check_base
+from casckpt.store.supersede import Annotator, Superseder, check_base
 from casckpt.store.turns import Turns
 from casckpt.store.values import Snapshot
 
@@ -38,6 +38,7 @@ class Saver:
     Args:
         commit: commits a draft; called with the handle's turn taken.
         announce_superseded: called before the first entry that supersedes a snapshot.
+        annotate: adds metrics and labels to a snapshot.
         clock: monotonic seconds.
     """
 
@@ -48,6 +49,7 @@ class Saver:
         turns: Turns,
         commit: Callable[[Draft], Snapshot],
         announce_superseded: Callable[[], None],
+        annotate: Annotator,
         clock: Callable[[], float],
     ) -> None:
         self._committer = committer
@@ -57,7 +59,7 @@ class Saver:
         self.background = Background(clock)
         self._later = Background(clock, name="casckpt-later")
         self._superseder = Superseder.beside(
-            committer, lambda: turns.take("superseding commit", is_patient=True), announce_superseded
+            committer, lambda: turns.take("superseding commit", is_patient=True), announce_superseded, annotate
         )
         self._staging: Staging | None = None
         self._lock = threading.Lock()  # one thread stages at a time

@@ -92,7 +92,13 @@ class Store(SavesInBackground):
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         self._drafter = Drafter(self._committer.stored_ring)
         self._saver = Saver(
-            self._committer, self._drafter, self._turns, self._commit, self._announce_superseded, system.monotonic_s
+            self._committer,
+            self._drafter,
+            self._turns,
+            self._commit,
+            self._announce_superseded,
+            self._annotate,
+            system.monotonic_s,
         )
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())

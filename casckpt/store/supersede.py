@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from casckpt.errors import ConflictError, StepOrderError
-from casckpt.format.entry import Supersede
-from casckpt.format.snapshot import SNAPSHOT_VERSION, Snapshot
+from casckpt.format.entry import MetricValue, Supersede
+from casckpt.format.snapshot import SNAPSHOT_VERSION, ComponentRef, Snapshot
 from casckpt.ids import SnapshotId, short
 from casckpt.index.tables import BranchRow
 from casckpt.objects.writer import Written
@@ -25,6 +25,8 @@ from casckpt.store.components import Added
 from casckpt.store.draft import Draft
 from casckpt.store.values import Snapshot as SnapshotValue
 
+Annotator = Callable[[SnapshotId, dict[str, MetricValue], dict[str, str]], SnapshotValue]
+
 
 class Superseder(Committer):
     """Publishes snapshots in place of others; made by `beside`.
@@ -32,12 +34,13 @@ class Superseder(Committer):
     Attributes:
         take_turn: a context manager in which nothing else of this handle publishes.
         announce: makes sure that the store's document has the flag of these entries.
+        annotate: adds metrics and labels to a snapshot.
     """
 
-    _is_same_step_allowed = True
     _main: Committer
     take_turn: Callable[[], AbstractContextManager[None]]
     announce: Callable[[], None]
+    annotate: Annotator
 
     @classmethod
     def beside(
@@ -45,10 +48,11 @@ class Superseder(Committer):
         main: Committer,
         take_turn: Callable[[], AbstractContextManager[None]],
         announce: Callable[[], None],
+        annotate: Annotator,
     ) -> Superseder:
         """One that works beside the committer of a handle, and tells it what it published."""
         made = cls(*main.places, **main.options)
-        made._main, made.take_turn, made.announce = main, take_turn, announce
+        made._main, made.take_turn, made.announce, made.annotate = main, take_turn, announce, annotate
         return made
 
     def supersede(self, draft: Draft, base: SnapshotId) -> SnapshotValue:
@@ -66,7 +70,8 @@ class Superseder(Committer):
 
     def _stand_beside(self, base: SnapshotId) -> None:
         content = self._catalog.load(base)
-        self.position = Position(content.branch, base, content.step, content)
+        attempts = self._main.position.attempts  # whoever comes next learns which of them was published after all
+        self.position = Position(content.branch, base, content.step, content, attempts=attempts)
 
     def _check_not_retired(self, base: SnapshotId) -> None:
         if self._catalog.row(base).is_retired:
@@ -75,6 +80,17 @@ class Superseder(Committer):
                 "it. Commit under a later step.",
                 step=self.position.step,
             )
+
+    def _adopt_attempt(self) -> None:
+        """The handle's own committer did that before it named the base."""
+
+    def _same_step(self, draft: Draft, parent: Snapshot, refs: dict[str, ComponentRef]) -> SnapshotValue | None:
+        assert self.position.snapshot is not None
+        if refs != parent.components:
+            return None
+        self._timeline.make_durable(self._keeper.applied().seq)
+        with self.take_turn():
+            return self.annotate(self.position.snapshot, draft.metrics, draft.labels)
 
     def _check_head(self, head: BranchRow | None) -> None:
         """Where the branch stands does not matter."""

@@ -94,6 +94,29 @@ def _commit(run: str, step: int, parent: int | None = None, *, goes_back: bool =
     return Act(f"commit {step} of {run}", run, do, holds, parent, ((run, step),))
 
 
+def _commit_in_two(step: int, parent: int) -> Act:
+    """A light commit, and then a snapshot of the same step in place of it, in which everything is of that step.
+
+    Weights are those of the parent: both have the tree that is expected.
+    """
+    state = tree("main", step)
+    heavy = {name: state.pop(name) for name in ("optimizer", "policy")}
+
+    def do(store: Any) -> Any:
+        if step not in store.steps():
+            store.commit(step, state, inherit="*", necessity=dict.fromkeys(heavy, "reloadable"))
+        handle = store.supersede_async(step, heavy, metrics={"return": float(step)})
+        error = handle.exception()
+        if error is not None:
+            raise error
+
+    def holds(store: Any) -> bool:
+        found = store.snapshot(step)
+        return bool(found.components["policy"].step == step and found.metrics == {"return": float(step)})
+
+    return Act(f"commit {step} of main in two entries", "main", do, holds, parent, (("main", step),))
+
+
 HISTORY: tuple[Act, ...] = (
     _commit("main", 1),  # a pack
     _commit("main", 2, 1),  # light: inline
@@ -120,6 +143,7 @@ HISTORY: tuple[Act, ...] = (
         retires=("main", 1),
     ),
     _commit("main", 6, 4),
+    _commit_in_two(7, 6),
 )
 
 

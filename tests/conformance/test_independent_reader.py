@@ -168,7 +168,7 @@ def _train(dtype: torch.dtype, optimizer: str, steps: int) -> Iterator[dict[str,
         }
 
 
-@pytest.mark.parametrize("chunk_size", [4096, pytest.param(65536, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("chunk_size", [4096, pytest.param(65536, marks=pytest.mark.full)])
 @pytest.mark.parametrize("level", ["fast", "balanced", "small"])
 def test_chains_of_every_level_are_restored(store_path: Path, level: str, chunk_size: int) -> None:
     states = list(_train(torch.float32, "AdamW", 4))

@@ -236,6 +236,7 @@ def test_every_kind_of_entry_comes_back() -> None:
     "body",
     [
         supersede(step=-1), supersede(replaced=b""), supersede(replaced=b"x"), supersede(snapshot=b""),
+        supersede(replaced=ID),
         supersede(run=""), supersede(branch="\n"), supersede(packs=[entry.PackRef(b"p", 1, bytes(16))]),
         commit(step=-1), commit(step=1 << 63), commit(step=(1 << 64) - 1), commit(run=""), commit(run="a\0b"),
         commit(run="x" * 201), commit(run="é" * 101), commit(branch=""), commit(branch="\n"), commit(branch="x" * 1000),

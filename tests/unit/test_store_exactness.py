@@ -160,7 +160,7 @@ def test_runs_of_zeros_inside_noise_come_back(store: Any) -> None:
     assert difference({"noise": {"x": noise}}, store.restore(1)) is None
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_tensor_of_more_than_two_gib_comes_back(store_path: Path) -> None:
     count = (1 << 31) + 5 * CHUNK + 3
     state = np.zeros(count, np.uint8)  # untouched pages: the source costs no memory
@@ -188,7 +188,7 @@ def test_state_without_leaves_comes_back(store: Any) -> None:
     assert store.commit(2, state).new_bytes == 0
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_ten_thousand_leaves_come_back(store: Any) -> None:
     state = {"net": {f"layer.{i}": torch.full((3,), float(i)) for i in range(10_000)}}
     store.commit(1, state)
@@ -217,7 +217,7 @@ def test_deep_trees_come_back_and_deeper_ones_are_refused_by_path(store: Any) ->
         store.commit(2, {"deep": loop})
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_component_of_more_chunks_than_a_manifest_holds_comes_back(store: Any) -> None:
     """1025 chunks and more are named by nodes; one changed chunk costs that chunk and one node."""
     for step, count in enumerate((1023, 1024, 1025, 2048, 2049)):
@@ -265,7 +265,7 @@ def test_tie_that_the_target_lacks_is_named(store: Any) -> None:
     assert torch.equal(tied, weight)
 
 
-@pytest.mark.soak  # the first step of a torch optimizer imports its compiler: seconds
+@pytest.mark.full  # the first step of a torch optimizer imports its compiler: seconds
 def test_module_and_optimizer_continue_exactly(store: Any) -> None:
     def make() -> tuple[Any, Any]:
         torch.manual_seed(0)

@@ -95,7 +95,7 @@ def _drifting(step: int) -> dict[str, Any]:
     return {"a": {"sparse": sparse, "dense": dense, "noise": np.random.default_rng(1000 + step).bytes(70_000)}}
 
 
-@pytest.mark.soak
+@pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 def test_decoding_cost_of_every_step_of_a_long_history_is_what_the_level_allows(store_path: Path, level: str) -> None:
     """By the costs in the records: each chunk, with all that it is decoded from, against the level's mean."""

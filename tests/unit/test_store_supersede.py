@@ -129,8 +129,35 @@ def test_what_joins_a_snapshot_that_failed_fails_with_it_and_is_told_once(store:
 
 def test_nothing_new_is_no_new_snapshot(store: Any) -> None:
     snapshot = store.commit(1, {"policy": 1})
-    assert store.supersede_async(1, {"policy": 1}).result().id == snapshot.id
+    counts = index_counts(store)
+    again = store.supersede_async(1, {"policy": 1}, metrics={"rows": 7}).result()
+    assert (again.id, again.metrics) == (snapshot.id, {"rows": 7})
     assert store.steps() == [1] and not store.snapshot(1).is_retired
+    assert index_counts(store) == counts
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_what_failed_at_its_entry_can_be_added_again(
+    store: Any, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """Whether the entry stands, as when only its folder could not be synced, or does not."""
+    store.commit(1, {"policy": 1, "replay": 1})
+    store.commit(2, {"policy": 2}, inherit="*")
+    append = store._timeline.append
+
+    def fail(seq: int, encoded: bytes, **options: Any) -> bool:
+        if is_published:
+            append(seq, encoded, **options)
+        raise StorageError("sync failed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store._timeline, "append", fail)
+        assert isinstance(store.supersede_async(2, {"replay": 2}).exception(), StorageError)
+    assert steps_of(store.supersede_async(2, {"replay": 2}, metrics={"rows": 7}).result()) == {"policy": 2, "replay": 2}
+    assert store.commit(3, {"policy": 3}, inherit="*").parent == store.snapshot(2).id
+    counts = index_counts(store)
+    store._keeper.rebuild()
+    assert index_counts(store) == counts
 
 
 def test_components_join_a_commit_that_was_published_although_it_failed(
