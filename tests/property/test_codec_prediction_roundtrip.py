@@ -20,6 +20,7 @@ from casckpt.codec import Encoded, Hint, decode_into
 from casckpt.codec.models import Model
 from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.errors import CorruptionError
+from tests.property.mutation import mutate
 
 SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV, AVERAGE, DRIFTING = 1, 2, 3, 4, 5, 6, 7, 8
 OPERAND_COUNTS = {SECOND: 3, ADAM: 3, FIRST: 1, ROUNDING: 1, MOMENTUM: 2, NESTEROV: 3, AVERAGE: 2, DRIFTING: 3}
@@ -370,21 +371,3 @@ def test_mutated_forms_decode_inside_the_chunk_or_are_corruption(model: Model, s
         except CorruptionError:
             outcomes["error"] += 1
     assert outcomes["error"] > 100
-
-
-def mutate(rng: random.Random, params: bytes, payload: bytes) -> tuple[bytes, bytes]:
-    """Change, drop, add or cut bytes of one of the two; the parameters more often, for they steer."""
-    is_params = not payload or rng.random() < 0.7
-    target = bytearray(params if is_params else payload)
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(target) + 1)
-        action = rng.randrange(6)
-        if action == 0:
-            target.insert(at, rng.randrange(256))
-        elif action == 1:
-            del target[at:]
-        elif action == 2:
-            del target[at : at + 1]
-        elif at < len(target):
-            target[at] = rng.choice([0, 1, 0xFF, 0x80, rng.randrange(256)])
-    return (bytes(target), payload) if is_params else (params, bytes(target))

@@ -11,6 +11,7 @@ from hypothesis import example, given
 
 from casckpt.codec import Encoded, Hint, decode_into, encode
 from casckpt.errors import CorruptionError
+from tests.property.mutation import mutate
 
 CHUNK = 1 << 16  # as a store may set it; every branch is the same at 1 MiB
 
@@ -168,21 +169,3 @@ def test_mutated_forms_decode_inside_the_chunk_or_are_corruption(kind: str, item
         except CorruptionError:
             outcomes["error"] += 1
     assert outcomes["error"] > 50
-
-
-def mutate(rng: random.Random, params: bytes, payload: bytes) -> tuple[bytes, bytes]:
-    """Change, drop, add or cut bytes of one of the two."""
-    is_params = bool(params) and rng.random() < 0.5
-    target = bytearray(params if is_params else payload)
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(target) + 1)
-        action = rng.randrange(4)
-        if action == 0:
-            target.insert(at, rng.randrange(256))
-        elif action == 1:
-            del target[at:]
-        elif action == 2:
-            del target[at : at + 1]
-        elif at < len(target):
-            target[at] = rng.choice([0, 0xFF, 0x80, rng.randrange(256)])
-    return (bytes(target), payload) if is_params else (params, bytes(target))
