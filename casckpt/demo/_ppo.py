@@ -51,8 +51,8 @@ class Ppo:
     def __init__(self, config: PpoConfig) -> None:
         seed_global_streams(config.seed)
         self.config = config
-        self.policy = _network(config.hidden_size, ACTION_COUNT, output_gain=0.01)
-        self.value = _network(config.hidden_size, 1, output_gain=1.0)
+        self.policy = network(config.hidden_size, ACTION_COUNT, output_gain=0.01)
+        self.value = network(config.hidden_size, 1, output_gain=1.0)
         self._parameters = [*self.policy.parameters(), *self.value.parameters()]
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=1e-5)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: 1.0 - done / config.updates)
@@ -187,7 +187,8 @@ def seed_global_streams(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _network(hidden_size: int, output_size: int, *, output_gain: float) -> nn.Sequential:
+def network(hidden_size: int, output_size: int, *, output_gain: float) -> nn.Sequential:
+    """Two hidden layers over an observation, orthogonal at first."""
     sizes = [(OBSERVATION_SIZE, hidden_size, 2**0.5), (hidden_size, hidden_size, 2**0.5)]
     layers: list[nn.Module] = []
     for inputs, outputs, gain in [*sizes, (hidden_size, output_size, output_gain)]:

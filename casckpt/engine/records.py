@@ -11,11 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from casckpt.digest import digest
 from casckpt.errors import InvalidInputError, NotFoundError
-from casckpt.store.settle import changed_items, plain_config
+from casckpt.store.settle import plain_config
 
 
 class Evaluation(NamedTuple):
@@ -138,16 +136,3 @@ def config_digest(config: Any) -> str:
         InvalidInputError: it is not JSON-like.
     """
     return digest(plain_config(config)).hex()
-
-
-def config_drift(stored: Any, live: Any) -> list[str]:
-    """Item by item, what differs between two configs, as text; empty when nothing does.
-
-    Args:
-        stored: of a snapshot: `store.context(ref).config`.
-        live: what the training runs with now.
-
-    Raises:
-        InvalidInputError: one is not JSON-like.
-    """
-    return changed_items(msgspec.json.decode(plain_config(stored)), msgspec.json.decode(plain_config(live)))

@@ -212,11 +212,6 @@ def generator_tree(generator: Any) -> dict[str, Any]:
     return dict((generator.bit_generator if isinstance(generator, GENERATOR) else generator).state)
 
 
-def bit_generator_name(generator: Any) -> str:
-    """The name of the algorithm inside a Generator, BitGenerator or RandomState."""
-    return str(generator_tree(generator)["bit_generator"])
-
-
 def set_generator(generator: Any, tree: dict[str, Any]) -> None:
     """Put a state from `generator_tree` into a generator of the same kind."""
     if isinstance(generator, RANDOM_STATE):

@@ -101,7 +101,7 @@ def test_report_of_an_environment_lists_every_stream_that_is_captured_and_what_i
     streams = {"_np_random", "sampler", "legacy", "noise", "action_space._np_random"}
     assert {f"env.{name}" for name in streams} <= set(report.captured)
     assert [finding.path for finding in report.missing] == ["env.count"]
-    plain = report.as_dict()
+    plain = report.to_dict()
     assert plain["missing"][0][0] == "env.count"
     assert plain["is_complete"] is False
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import casckpt
 from casckpt import CasckptError, RngState, StorageError
-from casckpt.demo._ppo import seed_global_streams
+from casckpt.demo._ppo import network, seed_global_streams
 from casckpt.demo.distributed._exchange import Exchange
 from casckpt.demo.distributed._messages import (
     ACTION_COUNT,
@@ -58,8 +58,8 @@ class Learner:
 
     def __init__(self, seed: int) -> None:
         seed_global_streams(seed)  # all of them: `rng` holds all of them
-        self.policy = _network(ACTION_COUNT, output_gain=0.01)
-        self.value = _network(1, output_gain=1.0)
+        self.policy = network(HIDDEN_SIZE, ACTION_COUNT, output_gain=0.01)
+        self.value = network(HIDDEN_SIZE, 1, output_gain=1.0)
         self.optimizer = torch.optim.Adam([*self.policy.parameters(), *self.value.parameters()], lr=1e-3)
         self.frontier = Frontier()
         self.progress: dict[str, Any] = {"update": 0, "samples": 0, "returns": []}
@@ -123,17 +123,6 @@ class Learner:
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         for _ in range(_EPOCHS):
             yield from torch.split(torch.randperm(count), _MINIBATCH_SIZE)
-
-
-def _network(output_count: int, *, output_gain: float) -> nn.Sequential:
-    sizes = [(OBSERVATION_SIZE, HIDDEN_SIZE, 2**0.5), (HIDDEN_SIZE, HIDDEN_SIZE, 2**0.5)]
-    layers: list[nn.Module] = []
-    for inputs, outputs, gain in [*sizes, (HIDDEN_SIZE, output_count, output_gain)]:
-        linear = nn.Linear(inputs, outputs)
-        nn.init.orthogonal_(linear.weight, gain)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
 
 
 def main() -> int:

@@ -47,7 +47,7 @@ class EnvReport:
         """Whether nothing is missing."""
         return not self.missing
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         pairs = {name: [list(each) for each in getattr(self, name)] for name in ("constructed", "missing")}
         return {"captured": self.captured, **pairs, "unseeded": self.unseeded, "is_complete": self.is_complete}
