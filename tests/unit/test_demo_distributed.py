@@ -175,17 +175,28 @@ class LearnerIsGone(Exception):
     """The learner dies while an item is out."""
 
 
+class DyingGate(SampleGate):
+    """The learner dies as a sample comes in: the actor gets no answer."""
+
+    is_dead = False
+
+    def admit(self, sample: Version) -> str:
+        self.is_dead = True
+        raise EOFError
+
+
 def test_actor_whose_learner_dies_holds_its_sample_and_drops_it_for_the_next_generation(tmp_path: Path) -> None:
     module = "casckpt.demo.distributed._actor"
     command = [sys.executable, "-m", module, "--work", str(tmp_path), "--name", "actor-0", "--seed", "3"]
     actor = subprocess.Popen(command, env={**os.environ, "CASCKPT_DEMO_KEY": SECRET})
     try:
         for generation in (1, 2):
-            gate = SampleGate(Version(generation, 7), behind_max=0)
+            now = Version(generation, 7)
+            gate = DyingGate(now, behind_max=0) if generation == 1 else SampleGate(now, behind_max=0)
             with BeatServer(lambda gate=gate: gate.version, token=SECRET) as server, Exchange(gate, SECRET) as exchange:
 
-                def die_once(exchange: Exchange = exchange, generation: int = generation) -> None:
-                    if generation == 1 and exchange._out:
+                def die_once(gate: SampleGate = gate) -> None:
+                    if isinstance(gate, DyingGate) and gate.is_dead:
                         raise LearnerIsGone
 
                 write_addresses(str(tmp_path), Addresses(server.address, exchange.address))
