@@ -24,10 +24,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import lmdb
 
@@ -138,10 +138,8 @@ class LmdbKv:
         """False after `close`."""
         return self._finalizer.alive
 
-    @contextmanager
-    def read(self) -> Iterator[KvReader]:
-        with self._transaction(_Reader) as txn:
-            yield txn
+    def read(self) -> AbstractContextManager[KvReader]:
+        return _Transaction(self, _Reader)
 
     @contextmanager
     def write(self, timeout_s: float | None = None) -> Iterator[KvWriter]:
@@ -152,40 +150,29 @@ class LmdbKv:
                 f"index {self.folder}: opened read-only. Open the store without read_only=True to write."
             )
         environment = self._environment
-        with environment.kept(), environment.write_lock.hold(timeout_s), self._transaction(_Writer) as txn:
+        with environment.kept(), environment.write_lock.hold(timeout_s), _Transaction(self, _Writer) as txn:
             yield txn
-
-    @contextmanager
-    def _transaction(self, kind: type[T]) -> Iterator[T]:
-        environment = self._environment
-        with environment.use(self) as handle:
-            with environment.typed:
-                if self._process != os.getpid() and self._presence is not None:
-                    self._presence.renew()
-                self._process = os.getpid()
-                txn = kind(handle, environment)
-            try:
-                yield txn  # not inside `typed`: what the caller's block raises is the caller's
-            except BaseException:
-                txn.end(commit=False)
-                raise
-            txn.end(commit=True)
 
     @property
     def token(self) -> bytes | None:
         """What `set_token` stored: tells this environment from another one that took its place, inode and all."""
-        with self._transaction(_Reader) as txn, self._environment.typed:
+        with _Transaction(self, _Reader) as txn, self._environment.typed:
             return txn.get_own(_TOKEN_KEY)
 
     def set_token(self, token: bytes) -> None:
         environment = self._environment
-        with environment.kept(), environment.write_lock.hold(), self._transaction(_Writer) as txn, environment.typed:
+        with environment.kept(), environment.write_lock.hold(), _Transaction(self, _Writer) as txn, environment.typed:
             txn.put_own(_TOKEN_KEY, token)
 
     def fill_from(self, other: LmdbKv, token: bytes) -> None:
         """Take over all rows of another, and a token, in one transaction and in key order: pages come out full."""
         environment = self._environment
-        with environment.kept(), environment.write_lock.hold(), other.read() as rows, self._transaction(_Writer) as txn:
+        with (
+            environment.kept(),
+            environment.write_lock.hold(),
+            other.read() as rows,
+            _Transaction(self, _Writer) as txn,
+        ):
             for table in self.tables:
                 txn.put_many(table, rows.scan(table))
             with environment.typed:
@@ -199,8 +186,12 @@ class LmdbKv:
     def page_counts(self) -> tuple[int, int]:
         """How many pages hold rows or are LMDB's own, and how many the data file has."""
         environment = self._environment
-        with environment.use(self) as handle, environment.typed:
-            found, last = handle.stat(), handle.info()["last_pgno"]
+        handle = environment.enter(self)
+        try:
+            with environment.typed:
+                found, last = handle.stat(), handle.info()["last_pgno"]
+        finally:
+            environment.leave()
         return 2 + sum(found[kind] for kind in ("branch_pages", "leaf_pages", "overflow_pages")), last + 1
 
     def close(self) -> None:
@@ -211,6 +202,37 @@ class LmdbKv:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Transaction(Generic[T]):
+    """A transaction for the length of a block. A class, not a generator: a small commit reads some twenty times."""
+
+    __slots__ = ("_kind", "_kv", "_txn")
+
+    def __init__(self, kv: LmdbKv, kind: type[T]) -> None:
+        self._kv, self._kind = kv, kind
+
+    def __enter__(self) -> T:
+        kv = self._kv
+        environment = kv._environment
+        handle = environment.enter(kv)
+        try:
+            with environment.typed:
+                if kv._process != os.getpid():
+                    if kv._presence is not None:
+                        kv._presence.renew()
+                    kv._process = os.getpid()
+                self._txn = self._kind(handle, environment)
+        except BaseException:
+            environment.leave()
+            raise
+        return self._txn
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._txn.end(commit=error is None)  # not inside `typed`: what the block raised is the caller's
+        finally:
+            self._kv._environment.leave()
 
 
 class _Reader:
@@ -273,33 +295,34 @@ class _Reader:
         return (self._backward if reverse else self._forward)(prefix + start, end)
 
     def _forward(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        seen: bytes | None = None
-        while batch := self._batch(start, seen):
+        seen, sizes = None, _batch_sizes()
+        while batch := self._batch(start, seen, next(sizes)):
             for key, value in batch:
                 if key >= end:
                     return
                 yield key[1:], value
             start = seen = batch[-1][0]
 
-    def _batch(self, start: bytes, seen: bytes | None) -> list[tuple[bytes, bytes]]:
+    def _batch(self, start: bytes, seen: bytes | None, size: int) -> list[tuple[bytes, bytes]]:
         with self._typed, self._txn.cursor() as cursor:
             if not cursor.set_range(start) or (cursor.key() == seen and not cursor.next()):
                 return []
-            return list(islice(cursor.iternext(), SCAN_BATCH))
+            return list(islice(cursor.iternext(), size))
 
     def _backward(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        while batch := self._batch_below(end):
+        sizes = _batch_sizes()
+        while batch := self._batch_below(end, next(sizes)):
             for key, value in batch:
                 if key < start:
                     return
                 yield key[1:], value
             end = batch[-1][0]
 
-    def _batch_below(self, end: bytes) -> list[tuple[bytes, bytes]]:
+    def _batch_below(self, end: bytes, size: int) -> list[tuple[bytes, bytes]]:
         with self._typed, self._txn.cursor() as cursor:
             if not (cursor.prev() if cursor.set_range(end) else cursor.last()):
                 return []
-            return list(islice(cursor.iterprev(), SCAN_BATCH))
+            return list(islice(cursor.iterprev(), size))
 
     def count(self, table: str) -> int:
         with self._typed:
@@ -351,6 +374,14 @@ class _Writer(_Reader):
 
     def count(self, table: str) -> int:
         return super().count(table) + self._added[table]
+
+
+def _batch_sizes() -> Iterator[int]:
+    """Small ones first: a scan is often for one entry, and the rows behind it may be another table's."""
+    size = 8
+    while True:
+        yield min(size, SCAN_BATCH)
+        size *= 8
 
 
 _GUARD = threading.Condition(
@@ -417,9 +448,8 @@ class _Environment:
         finally:
             self.release()
 
-    @contextmanager
-    def use(self, kv: LmdbKv) -> Iterator[Any]:
-        """The open handle, kept open for the block."""
+    def enter(self, kv: LmdbKv) -> Any:
+        """The open handle, kept open until this thread leaves."""
         me = threading.get_ident()
         with _GUARD:
             if _forks_waiting and me not in self.active:
@@ -433,16 +463,18 @@ class _Environment:
                 raise _forked(self.folder)
             if self.handle is None:
                 self._open()
-            handle = self.handle
             self.active.append(me)
-        try:
-            yield handle
-        finally:
-            with _GUARD:
-                if me in self.active:  # not so in a child that forked inside the block
-                    self.active.remove(me)
+            return self.handle
+
+    def leave(self) -> None:
+        """Let go of the handle."""
+        me = threading.get_ident()
+        with _GUARD:
+            if me in self.active:  # not so in a child that forked meanwhile
+                self.active.remove(me)
+            if not self.active:
                 self._retire_if_unused()
-                _GUARD.notify_all()
+            _GUARD.notify_all()
 
     def _open(self) -> None:
         with self.typed:
