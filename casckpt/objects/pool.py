@@ -22,7 +22,7 @@ from casckpt.limits import POOL_THREADS_MAX
 T = TypeVar("T")
 R = TypeVar("R")
 
-_NICE = 10  # background threads get a tenth of a core that training wants, and all of one that it does not
+_NICE = 10  # below the thread that started it: a tenth of a core that training wants, all of one that it does not
 _IO_THREADS = 2
 
 _lock = threading.Lock()
@@ -56,8 +56,9 @@ def background() -> Iterator[None]:
 
 def _be_nice() -> None:
     if sys.platform.startswith("linux"):  # elsewhere a priority is the process's, not the thread's
+        thread = threading.get_native_id()
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def _submit(name: str, count: int, function: Callable[..., R], arguments: tuple[object, ...]) -> Future[R]:
@@ -65,9 +66,7 @@ def _submit(name: str, count: int, function: Callable[..., R], arguments: tuple[
     key = f"{name}-background" if is_background else name
     with _lock:
         if key not in _pools:
-            _pools[key] = ThreadPoolExecutor(
-                count, thread_name_prefix=key, initializer=_be_nice if is_background else None
-            )
+            _pools[key] = ThreadPoolExecutor(count, thread_name_prefix=key)  # its threads are as nice as who starts them
         executor = _pools[key]
     try:
         return executor.submit(function, *arguments)

@@ -162,7 +162,7 @@ def test_a_stopped_writer_costs_others_a_named_error_and_goes_on_unharmed(tmp_pa
         pass
     assert (caught.value.holder.pid, caught.value.timeout_s) == (writer.pid, 0.05)
     os.kill(writer.pid, signal.SIGCONT)
-    assert writer.wait(60) == 0
+    assert writer.wait(200) == 0
     with kv.write() as txn:
         assert txn.get("a", b"n") == b"41"
         txn.put("b", b"n", b"1")
@@ -281,6 +281,7 @@ def test_a_child_forked_inside_a_write_neither_commits_nor_aborts_it(tmp_path: P
 def test_forks_beside_eight_busy_threads_end_and_lose_nothing(tmp_path: Path, start: Start) -> None:
     build(tmp_path)
     parent = start(
+        "import casckpt.index.lmdb_kv; casckpt.index.lmdb_kv._FORK_WAIT_S = 200\n"
         "kv = home().open()\n"
         "def work():\n"
         "    for _ in range(25): add(kv); number(kv)\n"

@@ -174,7 +174,7 @@ def test_spawned_child_commits_beside_an_open_handle(store_path: Path) -> None:
         store.commit(1, _state(1))
         child = multiprocessing.get_context("spawn").Process(target=_spawned, args=(str(store_path),))
         child.start()
-        child.join(60)
+        child.join(200)
         assert child.exitcode == 0
         child.close()
         store.commit(2, _state(2))

@@ -45,7 +45,7 @@ WORKERS = """
 """
 ENDLESS = {
     "steps": "    for step in range(3, 1 << 60): train(step)",
-    "evaluation in a pause": "    with engine.pause():\n        while True: pass",
+    "evaluation in a pause": "    with engine.pause():\n        print('paused', flush=True)\n        while True: pass",
     "evaluation": "    while True: pass",
     "with workers": WORKERS + "    for step in range(3, 1 << 60): train(step)",
     "ends a worker": WORKERS
@@ -118,6 +118,7 @@ def test_first_signal_saves_at_the_next_safe_point_and_ends_the_training(store_p
 
 def test_deadline_in_an_evaluation_saves_there_and_ends_the_process(store_path: Path) -> None:
     with training(store_path, "evaluation in a pause", 0.05) as process:
+        assert out(process) == "paused"
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
     with casckpt.open(store_path) as store:

@@ -64,11 +64,11 @@ def test_a_large_block_is_cut_at_exactly_the_chunk_size(size: int) -> None:
 
 
 def test_ten_gigabytes_and_five_thousand_blocks_are_planned_in_milliseconds() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     layout = plan_layout([(10 << 30, 4)], 100, 1 << 20)
     many = plan_layout([(256, 4)] * 5000, 100, 1 << 20)
-    elapsed_s = time.perf_counter() - started
+    spent_s = time.process_time() - started
     assert layout.parts(10_240) == [(0, (10 << 30) - (1 << 20), 10 << 30)]
     assert layout.spans(0)[-1] == (10_240, 0, (10 << 30) - (1 << 20), 1 << 20)
     assert many.chunk_sizes == [100, 1 << 20, 5000 * 256 - (1 << 20)]
-    assert elapsed_s < 0.1, "measured 3 ms; the limit leaves room for a busy machine"
+    assert spent_s < 1.0, "measured 3 ms of CPU; work that grows with the square of the count takes many seconds"

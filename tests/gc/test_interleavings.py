@@ -51,7 +51,7 @@ class Scheduler:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(200)
         if self.errors:
             raise self.errors[0]
         return self._count
@@ -71,7 +71,7 @@ class Scheduler:
     def _wait_for(self, number: int) -> None:
         with self._condition:
             while self._turn != number and self._alive[1 - number]:
-                self._condition.wait(60)
+                self._condition.wait(200)
 
     def pause(self, number: int, *, is_willing: bool) -> None:
         """A place where the other may go on: when its number is chosen, or because this one waits."""

@@ -150,7 +150,7 @@ class StoppingFileSystem(UnsyncedFileSystem):
     def perform(self, operation: Operation, act: Any) -> Any:
         if operation.name == "open" and "/packs/" in operation.path and threading.current_thread().name == "reader":
             self.is_reading.set()
-            self.may_go_on.wait(30)
+            self.may_go_on.wait(200)
         return super().perform(operation, act)
 
 
@@ -176,14 +176,14 @@ def test_restore_that_began_before_is_exact_or_a_typed_error(store_path: Path, w
         store.run = "main"
         thread = threading.Thread(target=restore, args=(reader,), name="reader")
         thread.start()
-        assert disk.is_reading.wait(30)
+        assert disk.is_reading.wait(200)
         collection = begin(store)
         assert not collection.advance() and held_back(store_path)
         if not waits:
             clock.now_s += LEASE_TIMEOUT_S
             assert collection.advance() or collection.advance()
         disk.may_go_on.set()
-        thread.join(30)
+        thread.join(200)
         while not collection.advance():
             clock.now_s += 1
     if waits:

@@ -32,7 +32,7 @@ def test_child():
 
 
 def test_leaks_are_reported_by_kind_and_clean_tests_pass(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(CONFTEST.read_text().replace("JOIN_TIMEOUT_S = 5.0", "JOIN_TIMEOUT_S = 0.05"))
+    pytester.makeconftest(CONFTEST.read_text().replace("JOIN_TIMEOUT_S = 60.0", "JOIN_TIMEOUT_S = 0.05"))
     pytester.makepyfile(SAMPLES)
     pytester.makeini("[pytest]\nmarkers =\n    quick\n    full\n    soak\n")
     result = pytester.runpytest_subprocess("-p", "no:xdist", timeout=180)

@@ -329,7 +329,7 @@ def test_pictures_name_every_peer_that_ran(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     path.write_text(json.dumps({"corpora": [asdict(result)]}))
     command_line = [sys.executable, "-m", "benchmarks.peers", "--table", str(path), "--plots", str(tmp_path / "plots")]
-    subprocess.run(command_line, check=True, capture_output=True, timeout=120)
+    subprocess.run(command_line, check=True, capture_output=True, timeout=300)
     drawn = ElementTree.parse(tmp_path / "plots" / "A.svg")
     words = {"".join(element.itertext()).strip() for element in drawn.iter()}
     assert {"casckpt-fast", "other", "A: 3 commits of 10.0 MB"} <= words

@@ -87,7 +87,7 @@ def test_samples_come_back_in_the_order_of_their_items_whoever_played_them() -> 
         items = [ask(one, "actor-0"), ask(other, "actor-1"), ask(other, "actor-1")]
         for connection, item in [(other, items[2]), (one, items[0]), (other, items[1])]:
             assert give(connection, sample_of(item)) == ""
-        found = gathered.result(timeout=10)
+        found = gathered.result(timeout=200)
     assert sorted(items) == [5, 6, 7]
     assert [rows.observation[0, 0] for _, rows in found] == [5, 6, 7]
     assert {version for version, _ in found} == {NOW}
@@ -100,7 +100,7 @@ def test_item_of_an_actor_that_died_goes_to_another() -> None:
         with connected(exchange) as other:
             assert ask(other, "actor-1") == 5
             assert give(other, sample_of(5)) == ""
-        assert len(gathered.result(timeout=10)) == 1
+        assert len(gathered.result(timeout=200)) == 1
 
 
 def test_item_of_an_actor_that_hangs_goes_to_another_and_what_it_brings_late_is_refused() -> None:
@@ -117,7 +117,7 @@ def test_item_of_an_actor_that_hangs_goes_to_another_and_what_it_brings_late_is_
         assert give(other, sample_of(first)) == ""
         assert "settled" in give(late, sample_of(first))
         assert give(other, sample_of(11 - first)) == ""
-        assert len(gathered.result(timeout=10)) == 2
+        assert len(gathered.result(timeout=200)) == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_sample_that_must_not_be_trained_on_is_refused_and_the_item_stays_open(s
         assert reason in give(connection, sample)
         assert not gathered.done()
         assert give(connection, sample_of(5)) == ""
-        ((_, rows),) = gathered.result(timeout=10)
+        ((_, rows),) = gathered.result(timeout=200)
     assert rows.observation.tolist() == [[5.0] * 4]
 
 
@@ -157,7 +157,7 @@ def test_frame_that_is_no_message_ends_the_connection_and_nothing_else() -> None
                 stranger.recv_bytes()
         assert ask(other) == 5
         assert give(other, sample_of(5)) == ""
-        assert len(gathered.result(timeout=10)) == 1
+        assert len(gathered.result(timeout=200)) == 1
 
 
 def test_item_has_one_result_whoever_plays_it_and_how_often() -> None:

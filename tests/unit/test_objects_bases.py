@@ -237,7 +237,7 @@ class _Meeting(UnsyncedFileSystem):
 
     def perform(self, operation: Operation, act: Callable[[], T]) -> T:
         if self.barrier is not None and operation.name == "size" and "/packs/" in operation.path:
-            self.barrier.wait(20)
+            self.barrier.wait(200)
         return super().perform(operation, act)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -152,6 +154,26 @@ def test_nothing_runs_any_more_after_a_task_failed() -> None:
     assert count < 20
     assert pool.submit(len, "ab").result() == 2  # everything before it has ended
     assert len(started) == count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_background_work_yields_to_the_thread_that_started_it_however_nice_that_is() -> None:
+    """Also where the whole process was told to stand back: its saves must not overtake it then."""
+    found: list[int] = []
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(15, priority()))
+        with pool.background():
+            found.extend([priority(), pool.submit(priority).result()])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found[0] == 19  # the last there is
+    assert found[1] >= 10
 
 
 # --- writer ---

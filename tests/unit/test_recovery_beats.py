@@ -110,7 +110,7 @@ def test_nobody_is_heard_without_the_token() -> None:
             client.beat()
         client.close()
         assert server.pulses() == {}
-        connection = http.client.HTTPConnection(*server.address, timeout=5)
+        connection = http.client.HTTPConnection(*server.address, timeout=200)
         for method, path, body, code in [
             ("GET", "/pulses", b"", 403),
             ("POST", "/beat", b"{", 400),

@@ -24,7 +24,7 @@ FAST = Settings(
     restarts_max=3, backoff_s=0.001, poll_s=0.01, silence_min_s=0.3, probe_period_s=0.0, term_deadline_s=0.3
 )
 
-HANGING = replace(FAST, silence_min_s=2.0, silence_factor=1.0)  # a loaded machine pauses a child for long
+PATIENT = replace(FAST, silence_min_s=300.0)  # a loaded machine pauses a child for long
 
 
 def shell(script: str, folder: Path) -> list[str]:
@@ -81,29 +81,28 @@ import os, signal
 from casckpt.recovery import supervised_beats
 beats = supervised_beats()
 attempt = int(os.environ["CASCKPT_ATTEMPT"])
-for step in range(3):
-    beats.beat(attempt * 10 + step, phase=str(step))
 """
 
 
 @pytest.mark.full
 def test_hung_command_is_ended_and_started_again() -> None:
-    script = BEATING + "if attempt == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()\nbeats.close()\n"
+    hang = "if attempt == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); beats.beat(2, phase='p'); signal.pause()\n"
     told: list[str] = []
-    supervisor = Supervisor(python(script), settings=HANGING, tell=told.append)
+    supervisor = Supervisor(python(BEATING + hang + "beats.close()\n"), settings=FAST, tell=told.append)
     assert supervisor.run() == 0
     assert any("killed" in line for line in told)
     failure = supervisor.status.last_failure
     assert failure is not None
     assert (failure.kind, failure.step) == ("hang", 2)
-    assert "silent for more than 2 s after step 2" in failure.message
+    assert "silent for more than 0.3 s after step 2" in failure.message
 
 
 @pytest.mark.full
 def test_progress_renews_the_budget() -> None:
     """One restart in a row is allowed; three lives fail, each a step further than the one before."""
-    script = BEATING + "os._exit(0 if attempt == 3 else 1)\n"
-    supervisor = Supervisor(python(script), settings=replace(HANGING, restarts_max=1))
+    beat = "for step in range(3): beats.beat(attempt * 10 + step, phase=str(step))\n"
+    script = BEATING + beat + "os._exit(0 if attempt == 3 else 1)\n"
+    supervisor = Supervisor(python(script), settings=replace(PATIENT, restarts_max=1))
     assert supervisor.run() == 0
     assert (supervisor.status.restart_count, supervisor.status.step) == (3, 32)
 
@@ -189,7 +188,7 @@ def test_process_without_a_supervisor_has_no_beats_and_no_failure() -> None:
 @contextlib.contextmanager
 def served(status: Status, store_path: str | None = None) -> Iterator[http.client.HTTPConnection]:
     with HealthServer(status, store_path=store_path) as server:
-        connection = http.client.HTTPConnection(*server.address, timeout=10)
+        connection = http.client.HTTPConnection(*server.address, timeout=200)
         yield connection
         connection.close()
 

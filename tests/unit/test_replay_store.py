@@ -45,7 +45,7 @@ def test_save_that_followed_a_failed_one_fails_and_the_next_is_whole(store_path:
         inner = store._committer.commit
 
         def fail_once(draft: Any) -> Any:
-            gate.wait(30)
+            gate.wait(200)
             monkeypatch.undo()
             raise casckpt.StorageError("the disk is gone", errno=5)
 

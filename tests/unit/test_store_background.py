@@ -33,7 +33,7 @@ from casckpt.testing.wrapping import Operation
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 T = TypeVar("T")
-GATE_TIMEOUT_S = 30.0
+GATE_TIMEOUT_S = 200.0
 
 
 class Gate(UnsyncedFileSystem):

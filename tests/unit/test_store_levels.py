@@ -137,11 +137,12 @@ def _take_turns(path: str, run: str, number: int, turns: Any) -> None:
     """Commit one step whenever it is this process's turn."""
     with casckpt.open(path, create=True, run=run, level=list(LEVELS)[number]) as store:
         for step in range(1, 7):
-            turns[number].acquire(timeout=100)
+            assert turns[number].acquire(timeout=300)
             store.commit(step, tree(LEARNER, step))
             turns[1 - number].release()
 
 
+@pytest.mark.full  # two interpreters that import torch
 def test_processes_that_share_content_in_turn_build_on_each_others_chunks(store_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     turns = [context.Semaphore(1), context.Semaphore(0)]
@@ -153,7 +154,7 @@ def test_processes_that_share_content_in_turn_build_on_each_others_chunks(store_
     for process in processes:
         process.start()
     for process in processes:
-        process.join(200)
+        process.join(350)
     assert [process.exitcode for process in processes] == [0, 0]
     for run in ("one", "two"):
         with open_store(store_path, run=run) as store:
