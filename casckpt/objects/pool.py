@@ -66,7 +66,7 @@ def _submit(name: str, count: int, function: Callable[..., R], arguments: tuple[
     key = f"{name}-background" if is_background else name
     with _lock:
         if key not in _pools:
-            _pools[key] = ThreadPoolExecutor(count, thread_name_prefix=key)  # its threads are as nice as who starts them
+            _pools[key] = ThreadPoolExecutor(count, thread_name_prefix=key)  # threads as nice as who starts them
         executor = _pools[key]
     try:
         return executor.submit(function, *arguments)
