@@ -6,6 +6,7 @@ Expected values are what the framework itself draws from the buffer that was com
 
 from __future__ import annotations
 
+import functools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,11 +24,6 @@ from casckpt.replay import Ring
 
 gymnasium = pytest.importorskip("gymnasium", reason='needs the extra "sb3"')
 sb3 = pytest.importorskip("stable_baselines3.common.buffers", reason='needs the extra "sb3"')
-with warnings.catch_warnings():  # of the frameworks' own imports
-    warnings.simplefilter("ignore")
-    tianshou = pytest.importorskip("tianshou.data", reason='needs the extra "tianshou"', exc_type=ImportError)
-    torchrl = pytest.importorskip("torchrl.data", reason='needs the extra "torchrl"', exc_type=ImportError)
-    from tensordict import TensorDict
 
 CAPACITY = 20
 SHAPE = (1, 32, 32)
@@ -50,6 +46,15 @@ class Kind:
 
 def _copy(part: Any) -> np.ndarray:
     return part.numpy().copy() if isinstance(part, torch.Tensor) else np.array(part)
+
+
+@functools.cache
+def framework(name: str) -> Any:
+    """A module that takes seconds to import: only where a test runs that needs it."""
+    with warnings.catch_warnings():  # of its own imports
+        warnings.simplefilter("ignore")
+        extra = name.partition(".")[0].replace("tensordict", "torchrl")
+        return pytest.importorskip(name, reason=f'needs the extra "{extra}"', exc_type=ImportError)
 
 
 # --- Stable-Baselines3 ---
@@ -106,14 +111,15 @@ def _sb3(name: str, space: Any, **options: Any) -> Kind:
 
 def _transition(rng: np.random.Generator, *lead: int) -> Any:
     ended = rng.random(lead) < 0.2 if lead else bool(rng.random() < 0.2)
-    return tianshou.Batch(
+    batch = framework("tianshou.data").Batch
+    return batch(
         obs=_pixels(rng, *lead),
         act=rng.integers(0, 4, lead),
         rew=rng.normal(size=lead),
         terminated=ended,
         truncated=np.zeros(lead, bool) if lead else False,
         obs_next=_pixels(rng, *lead),
-        info=tianshou.Batch(env_id=np.arange(lead[0]) if lead else 0),
+        info=batch(env_id=np.arange(lead[0]) if lead else 0),
     )
 
 
@@ -135,7 +141,7 @@ def _draw_tianshou(buffer: Any) -> list[Any]:
 
 
 def _tianshou(name: str, *arguments: int, **options: Any) -> Kind:
-    return Kind(lambda: getattr(tianshou, name)(*arguments, **options), _add_tianshou, _draw_tianshou)
+    return Kind(lambda: getattr(framework("tianshou.data"), name)(*arguments, **options), _add_tianshou, _draw_tianshou)
 
 
 # --- TorchRL ---
@@ -150,7 +156,7 @@ def _add_torchrl(buffer: Any, rng: np.random.Generator) -> None:
             "done": torch.tensor([[bool(rng.random() < 0.2)]]),
         },
     }
-    buffer.extend(TensorDict(row, [1]))
+    buffer.extend(framework("tensordict").TensorDict(row, [1]))
     if hasattr(buffer.sampler, "_sum_tree"):
         buffer.update_priority(torch.tensor([int(rng.integers(0, len(buffer)))]), torch.from_numpy(rng.random(1)))
 
@@ -164,6 +170,9 @@ def _draw_torchrl(buffer: Any) -> list[Any]:
 
 def _torchrl(storage: str, **prioritized: float) -> Kind:
     def make() -> Any:
+        torchrl = framework("torchrl.data")
+        if prioritized and not _has_trees():
+            pytest.skip("TorchRL's compiled part does not load with this PyTorch")
         sampler = torchrl.PrioritizedSampler(CAPACITY, **prioritized) if prioritized else None
         rows = getattr(torchrl, storage)(CAPACITY)
         return torchrl.TensorDictReplayBuffer(storage=rows, sampler=sampler, batch_size=16)
@@ -197,11 +206,7 @@ KINDS = {
     "torchrl memory map": _torchrl("LazyMemmapStorage"),
     "torchrl prioritized": _torchrl("LazyTensorStorage", alpha=0.6, beta=0.4),
 }
-NO_TREES = pytest.mark.skipif(not _has_trees(), reason="TorchRL's compiled part does not load with this PyTorch")
-EVERY_KIND = pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, id=name, marks=[NO_TREES] * name.endswith("prioritized")) for name, kind in KINDS.items()],
-)
+EVERY_KIND = pytest.mark.parametrize("kind", list(KINDS.values()), ids=list(KINDS))
 
 
 def fresh(kind: Kind) -> Any:
@@ -368,11 +373,12 @@ def test_what_cannot_be_a_ring_is_refused_and_says_what_to_do(store_path: Path) 
     for name in ("tianshou Replay", "torchrl memory"):
         with pytest.raises(InvalidInputError, match="does not tell its columns"):
             rings(KINDS[name].make())
+    torchrl = framework("torchrl.data")
     with pytest.raises(InvalidInputError, match="no ring of tensors"):
         rings(torchrl.ReplayBuffer(storage=torchrl.ListStorage(10)))
     with pytest.raises(InvalidInputError, match="2 dimensions"):
         buffer = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(10, ndim=2))
-        buffer.extend(TensorDict({"x": torch.zeros(2, 2)}, [2, 2]))
+        buffer.extend(framework("tensordict").TensorDict({"x": torch.zeros(2, 2)}, [2, 2]))
         rings(buffer)
     objects = _sb3("HerReplayBuffer", GOALS, env=_Goals(), copy_info_dict=True).make()
     with pytest.raises(UnsupportedStateError, match="copy_info_dict=False"):
