@@ -1,8 +1,9 @@
 """What every test gets: markers, Hypothesis profiles, a seed, a place for a store, and a check for leaks.
 
 A test is *quick* unless it is marked `full` or `soak`; the mark is set here, so `-m quick` selects the quick suite.
-`soak` tests run only when asked for (`-m soak`). A hang is killed by pytest-timeout, which prints the stack of
-every thread first.
+Of the members of a parametrised test that is marked `few(count)`, so many are quick and the others full. `soak` tests
+run only when asked for (`-m soak`). A hang is killed by pytest-timeout, after faulthandler has printed the stack of
+every thread (of a worker of xdist that is killed, nothing else is shown).
 
 Randomness: Hypothesis is derandomized in the quick and full profiles (a failure prints the blob that reproduces it),
 and other tests take their generator's seed from the `seed` fixture, which prints it. CASCKPT_TEST_SEED overrides it.
@@ -15,6 +16,7 @@ import os
 import sysconfig
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from hypothesis import HealthCheck, settings
 
 import casckpt
 
-for _name, _examples, _derandomize in (("quick", 30, True), ("full", 150, True), ("soak", 5000, False)):
+for _name, _examples, _derandomize in (("quick", 15, True), ("full", 150, True), ("soak", 5000, False)):
     settings.register_profile(
         _name,
         max_examples=_examples,
@@ -40,7 +42,16 @@ POOL_THREAD_PREFIXES = ("casckpt_", "casckpt-io_", "casckpt-background_", "casck
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as quick whatever is neither full nor soak."""
+    """Mark as quick whatever is neither full nor soak nor one too many."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for members in families.values():
+        (count,) = members[0].get_closest_marker("few").args
+        for number, item in enumerate(members):
+            if number * count // len(members) == (number - 1) * count // len(members):
+                item.add_marker("full")
     for item in items:
         if not any(item.get_closest_marker(name) for name in ("full", "soak")):
             item.add_marker("quick")

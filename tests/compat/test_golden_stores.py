@@ -122,6 +122,7 @@ def test_memory_shared_in_the_golden_store_is_shared_again(copied: Path) -> None
     assert torch.equal(shared["part"], shared["base"][2:5])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", VERSIONS)
 def test_generator_still_makes_what_both_readers_understand(tmp_path: Path, version: str) -> None:
     expected = MAKERS[version](tmp_path / "store")

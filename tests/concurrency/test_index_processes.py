@@ -173,6 +173,7 @@ def test_a_stopped_writer_costs_others_a_named_error_and_goes_on_unharmed(tmp_pa
     again.close()
 
 
+@pytest.mark.full
 def test_a_writer_killed_again_and_again_loses_nothing_it_finished(tmp_path: Path, start: Start) -> None:
     build(tmp_path)
     acknowledged = 0
@@ -192,6 +193,7 @@ def test_a_writer_killed_again_and_again_loses_nothing_it_finished(tmp_path: Pat
     kv.close()
 
 
+@pytest.mark.full
 def test_increments_from_four_processes_are_all_counted(tmp_path: Path, start: Start) -> None:
     build(tmp_path)
     script = "kv = home().open(); say('ready'); wait()\nfor _ in range(100): add(kv)\nkv.close()\n"
@@ -299,6 +301,7 @@ def test_forks_beside_eight_busy_threads_end_and_lose_nothing(tmp_path: Path, st
     assert finished(parent) == ["200", "10", "10"]
 
 
+@pytest.mark.full
 def test_a_spawned_child_opens_the_same_index(tmp_path: Path, start: Start) -> None:
     build(tmp_path / "store")
     script = tmp_path / "spawning.py"

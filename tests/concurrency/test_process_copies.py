@@ -29,6 +29,7 @@ def source(store_path: Path) -> Rehearsal:
     return rehearsal
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("with_index", [True, False])
 def test_copy_is_a_store_of_its_own(store_path: Path, tmp_path: Path, source: Rehearsal, with_index: bool) -> None:
     ignore = None if with_index else shutil.ignore_patterns("index")
@@ -59,6 +60,7 @@ def test_two_copies_that_went_apart_and_were_overwritten_are_read_by_their_files
         check_snapshots(store, source.acknowledged, source.possible)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("round_", range(3))
 def test_copy_opens_while_files_arrive_in_any_order(
     store_path: Path, tmp_path: Path, source: Rehearsal, seed: int, round_: int

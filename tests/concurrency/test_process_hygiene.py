@@ -169,6 +169,7 @@ def _spawned(path: str) -> None:
         _assert_holds(store, [1])
 
 
+@pytest.mark.full
 def test_spawned_child_commits_beside_an_open_handle(store_path: Path) -> None:
     with casckpt.open(str(store_path), create=True) as store:
         store.commit(1, _state(1))
@@ -237,6 +238,7 @@ FORK_IN_A_TRANSACTION = FORK_AND_WAIT.replace(
 )
 
 
+@pytest.mark.few(1)
 @needs_fork
 @pytest.mark.parametrize("code", [FORK_AND_WAIT, FORK_IN_A_TRANSACTION], ids=["idle", "in a transaction"])
 def test_child_that_outlives_its_killed_parent_keeps_nothing_locked(store_path: Path, code: str) -> None:

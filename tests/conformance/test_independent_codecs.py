@@ -109,6 +109,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", second.KINDS)
 def test_both_decoders_predict_the_same_from_hostile_operands(number: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

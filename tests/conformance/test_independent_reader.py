@@ -113,6 +113,7 @@ def test_large_components_are_restored_from_packs_and_from_entries(
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("total", [0, 30, 333])
 def test_rows_of_rings_are_restored_from_segments_and_groups(store_path: Path, total: int) -> None:
     live = PlainRing(100, width=40)
@@ -168,6 +169,7 @@ def _train(dtype: torch.dtype, optimizer: str, steps: int) -> Iterator[dict[str,
         }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chunk_size", [4096, pytest.param(65536, marks=pytest.mark.full)])
 @pytest.mark.parametrize("level", ["fast", "balanced", "small"])
 def test_chains_of_every_level_are_restored(store_path: Path, level: str, chunk_size: int) -> None:
@@ -183,6 +185,7 @@ def test_chains_of_every_level_are_restored(store_path: Path, level: str, chunk_
     assert max(record.depth for record in found.records) >= (1 if level == "fast" else 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "optimizer", "kinds"),
     [

@@ -194,6 +194,7 @@ def _only_in(chain: Chain, path: str) -> set[ObjectId]:
     return {each for each, paths in chain.anatomy.records.items() if set(paths) == {path}}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", range(len(STEPS)))
 @pytest.mark.parametrize("has_index", [True, False], ids=["index kept", "index deleted"])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -267,6 +268,7 @@ def test_medium_that_refuses_one_pack_is_told_and_hides_nothing(chain: Chain, tm
         assert set(_restorable(store)) == set(STEPS)
 
 
+@pytest.mark.full
 def test_state_that_goes_back_and_forth_after_damage_is_never_built_on_what_is_built_on_it(
     chain: Chain, tmp_path: Path
 ) -> None:

@@ -234,6 +234,7 @@ def _cases(anatomy: Anatomy) -> list[Case]:
     return [*_region_cases(anatomy), *_file_cases(anatomy)]
 
 
+@pytest.mark.few(1)
 def test_some_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path) -> None:
     for number, case in enumerate(_cases(intact.anatomy)[:: QUICK_STRIDES[intact.history]]):
         _check(intact, case, tmp_path, keeps_index=number % 2 == 0)

@@ -95,6 +95,7 @@ def chain(length: int, depth: Any = lambda at: at) -> list[Forged]:
     return [*links, raw(numbers[-1])]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("depth", [lambda at: min(at, 255), lambda at: 0, lambda at: 255], ids=["true", "0", "255"])
 @pytest.mark.parametrize("length", [65, 1000])
 def test_chain_that_no_encoder_makes_is_refused(forged: Path, length: int, depth: Any) -> None:
@@ -103,6 +104,7 @@ def test_chain_that_no_encoder_makes_is_refused(forged: Path, length: int, depth
         check_refused(forged)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("depth", [lambda at: at, lambda at: 0, lambda at: 255], ids=["true", "0", "255"])
 @pytest.mark.parametrize("length", [1, 48, 60])
 def test_depth_that_lies_does_not_matter_while_the_chain_can_be_decoded(forged: Path, length: int, depth: Any) -> None:
@@ -127,6 +129,7 @@ def test_tower_that_doubles_is_decoded_once_a_floor(forged: Path, height: int) -
     check_restored(forged)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("height", [2, 40, 63])
 def test_tower_on_a_damaged_object_is_refused_at_once(forged: Path, height: int) -> None:
     forge(forged, tower(height, is_good=False))

@@ -64,6 +64,7 @@ REPLACEMENTS: dict[str, Callable[[Path, int], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", REPLACEMENTS)
 def test_each_file_of_the_index_replaced_costs_nothing(
     store_path: Path, oracle: Rehearsal, seed: int, name: str

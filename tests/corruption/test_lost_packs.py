@@ -83,6 +83,7 @@ def _states() -> tuple[dict[str, Any], dict[str, Any]]:
     return tree("main", 1), tree("main", 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keeps_index", [True, False])
 def test_newest_files_cut_to_any_length_leave_the_newest_whole_snapshot_as_latest(
     store_path: Path, tmp_path: Path, keeps_index: bool

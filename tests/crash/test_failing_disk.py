@@ -83,6 +83,7 @@ def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], numbe
     assert [act.name for act in good.done] == [act.name for act in HISTORIES[history]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Path, mode: str, history: str) -> None:
@@ -131,6 +132,7 @@ def _sweep_interrupts(tmp_path: Path, history: str, stride: int) -> None:
         assert fs.was_hit
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("history", HISTORIES)
 def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_path: Path, history: str) -> None:
     _sweep_interrupts(tmp_path, history, QUICK_STRIDES[history])
@@ -143,6 +145,7 @@ def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_p
     _sweep_interrupts(tmp_path, history, FULL_STRIDES[history])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("position", [0.0, 0.0008, 0.3, 0.9, 0.995, 0.9999])  # headers, payloads, footer, trailer
 @pytest.mark.parametrize("lie", ["flip", "lose"])
 def test_write_that_lies_into_a_pack_is_caught_before_the_commit(tmp_path: Path, lie: str, position: float) -> None:
@@ -159,6 +162,7 @@ def test_write_that_lies_into_a_pack_is_caught_before_the_commit(tmp_path: Path,
     check_store(path, rehearsal)
 
 
+@pytest.mark.full
 def test_reads_that_fail_raise_and_change_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     with Rehearsal(_opener(path, LocalFileSystem())) as oracle:

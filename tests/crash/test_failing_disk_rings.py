@@ -79,6 +79,7 @@ def sweep(tmp_path: Path, mode: str, trust: str, is_async: bool, stride: int) ->
     raise AssertionError("unreachable")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_some_failing_operations_lose_no_rows_of_a_ring(tmp_path: Path, mode: str) -> None:
     assert sweep(tmp_path, mode, "counter", is_async=False, stride=29) > 30

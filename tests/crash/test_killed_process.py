@@ -89,6 +89,7 @@ def _kill_all(history: str, points: list[tuple[str, int]], tmp_path: Path) -> in
     return killed_count
 
 
+@pytest.mark.few(1)
 def test_some_kills_leave_acknowledged_snapshots_whole(points: Points, tmp_path: Path) -> None:
     assert _kill_all(points.history, points.calls[:: QUICK_STRIDES[points.history]], tmp_path) > 0
 

@@ -54,6 +54,7 @@ def _check(name: str, state: CrashState, folder: Path, *, thoroughly: bool) -> N
         raise AssertionError(f"{state.label}: {error!r}") from error
 
 
+@pytest.mark.few(1)
 def test_some_states_of_a_power_cut_open_whole(recorded: Recorded, tmp_path: Path) -> None:
     for i, state in enumerate(recorded.states[:: QUICK_STRIDES[recorded.name]]):
         _check(recorded.name, state, tmp_path / str(i), thoroughly=True)

@@ -105,6 +105,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_first_signal_saves_at_the_next_safe_point_and_ends_the_training(store_path: Path, number: int) -> None:
     with training(store_path, "steps", 1000) as process:
@@ -146,6 +147,7 @@ def test_signal_to_a_forked_worker_is_no_signal_to_the_training(store_path: Path
         assert (told.split(), errors, process.returncode) == (["forked", "-15", "-15", "-15"], "", 0)
 
 
+@pytest.mark.full
 def test_interrupt_of_a_terminal_is_one_signal_however_many_workers_hear_it(store_path: Path) -> None:
     with training(store_path, "with workers", 1000) as process:
         assert out(process) == "forked"
@@ -155,6 +157,7 @@ def test_interrupt_of_a_terminal_is_one_signal_however_many_workers_hear_it(stor
         assert store.timeline()[-1].labels == {"requested": "SIGINT"}
 
 
+@pytest.mark.full
 def test_parent_still_listens_when_a_forked_child_left_the_block(store_path: Path) -> None:
     with training(store_path, "a child leaves the block", 1000) as process:
         assert out(process) == "7"
@@ -164,6 +167,7 @@ def test_parent_still_listens_when_a_forked_child_left_the_block(store_path: Pat
         assert store.timeline()[-1].labels == {"requested": "SIGTERM"}
 
 
+@pytest.mark.full
 def test_signal_after_the_last_safe_point_ends_the_process_with_the_block(store_path: Path) -> None:
     with training(store_path, "ends", 1000) as process:
         process.send_signal(signal.SIGTERM)
@@ -173,6 +177,7 @@ def test_signal_after_the_last_safe_point_ends_the_process_with_the_block(store_
         assert "no safe point came after it" in errors
 
 
+@pytest.mark.full
 def test_other_signals_with_handlers_are_none_of_these(store_path: Path) -> None:
     with training(store_path, "other signals", 1000) as process:
         process.send_signal(signal.SIGTERM)

@@ -202,6 +202,7 @@ def sweep(start: Path, tmp_path: Path, names: tuple[str, str], stride: int) -> i
     return done
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("names", PAIRS, ids=" ".join)
 def test_some_interleavings_lose_nothing(start: Path, tmp_path: Path, names: tuple[str, str]) -> None:
     assert sweep(start, tmp_path, names, 211) > 0

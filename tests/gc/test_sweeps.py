@@ -103,6 +103,7 @@ def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
     return count
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_some_faults_of_a_collection_cost_nothing(start: Path, tmp_path: Path, mode: str) -> None:
     assert sweep(start, tmp_path, mode, QUICK_STRIDE) > 30

@@ -31,6 +31,7 @@ def test_child():
 """
 
 
+@pytest.mark.full
 def test_leaks_are_reported_by_kind_and_clean_tests_pass(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST.read_text().replace("JOIN_TIMEOUT_S = 60.0", "JOIN_TIMEOUT_S = 0.05"))
     pytester.makepyfile(SAMPLES)

@@ -38,7 +38,7 @@ def matching_lines(sources, pattern: re.Pattern[str]) -> list[str]:
 
 
 def without_docstring(sources) -> list[str]:
-    return [source.path for source in sources if source.text.strip() and not ast.get_docstring(source.tree)]
+    return [source.path for source in sources if source.text.strip() and not source.text.startswith('"""')]
 
 
 def test_no_file_is_longer_than_a_reader_can_hold(all_sources) -> None:

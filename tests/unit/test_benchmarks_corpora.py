@@ -57,6 +57,7 @@ def test_every_series_of_the_table_has_a_recipe() -> None:
     assert set(corpora.NAMES) == set(STEPS_APART)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", EVERY_NAME)
 def test_series_is_complete_and_its_commits_lie_as_far_apart_as_it_says(name: str, folder: str) -> None:
     series = corpora.build(name, folder, quick=True)
@@ -69,6 +70,7 @@ def test_series_is_complete_and_its_commits_lie_as_far_apart_as_it_says(name: st
         series.state(series.count)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", EVERY_NAME)
 def test_series_built_again_elsewhere_is_equal_in_every_bit(name: str, folder: str, tmp_path: Path) -> None:
     first, second = corpora.build(name, folder, quick=True), corpora.build(name, str(tmp_path), quick=True)

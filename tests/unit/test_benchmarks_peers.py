@@ -79,6 +79,7 @@ def test_every_product_that_the_comparison_promises_is_there(tmp_path: Path) -> 
     assert {make(str(tmp_path), str(tmp_path)).product for make in PEERS.values()} == PRODUCTS
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [*IN_PROCESS, *(pytest.param(name, marks=pytest.mark.full) for name in SLOW)])
 def test_snapshots_come_back_after_the_live_tensors_went_on(name: str, tmp_path: Path) -> None:
     folder, scratch = tmp_path / "store", tmp_path / "scratch"

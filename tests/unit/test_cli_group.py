@@ -51,6 +51,7 @@ def test_help_loads_neither_the_store_nor_rich() -> None:
     assert loaded_by("--help") & {"torch", "numpy", "rich", "lmdb", "blake3", "zstandard"} == set()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["log", "show", "du"])
 def test_looking_loads_neither_torch_nor_numpy(store: Path, command: str) -> None:
     assert loaded_by(command, store) & {"torch", "numpy", "safetensors"} == set()

@@ -117,6 +117,7 @@ def decoded(encoded: Encoded, given: list[Operand], size: int) -> bytes:
 # --- what real steps take ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ADAMS)
 def test_adam_step_predicts_second_moment_and_weight(name: str) -> None:
     before, after, step = train(name)
@@ -600,6 +601,7 @@ def dispatched() -> list[str]:
     return list(core._multiarray_umath.__cpu_dispatch__)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not dispatched(), reason="this NumPy has one set of kernels only")
 def test_other_simd_kernels_change_no_prediction() -> None:
     """A new process in which NumPy uses its baseline kernels alone."""

@@ -7,12 +7,14 @@ import sys
 import threading
 
 import numpy as np
+import pytest
 
 from casckpt.codec import decode_into, encode, zstd
 
 THREADS, CHUNKS = 16, 10_000
 
 
+@pytest.mark.full
 def test_sixteen_threads_compress_ten_thousand_chunks_each_without_mixing_them() -> None:
     """Contexts shared between threads give wrong frames or crash within a few hundred chunks."""
     wrong: list[tuple[int, int]] = []

@@ -134,6 +134,7 @@ def test_state_taken_mid_way_continues_bit_exactly_in_new_objects(uninterrupted:
 
 
 # Not among them: the rollout buffer, which the next update fills from scratch.
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "component", ["policy", "value", "optimizer", "schedule", "normalizer", "environments", "counters", "rng"]
 )

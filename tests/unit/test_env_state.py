@@ -38,6 +38,7 @@ def wrapped(name: str) -> Any:
     return five_deep(name)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in MAKERS]
 )

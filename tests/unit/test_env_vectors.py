@@ -58,6 +58,7 @@ def steps_to_an_end(venv: Any, actions: Any) -> int:
     raise AssertionError("no episode ended")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_vector_of_environments_goes_on_as_it_would_have(mode: AutoresetMode, store_path: Any, seed: int) -> None:
     venv, other = sync(mode), sync(mode)

@@ -284,6 +284,7 @@ def test_depth_and_cost_stay_in_bounds_over_a_long_history(store_path: Path, lev
 # --- memory that moves ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("level", ["balanced", "small"])
 @pytest.mark.parametrize("verify", ["off", "reread"])
 def test_operand_that_changes_before_a_chunk_is_predicted_from_it_fails_the_commit(

@@ -94,6 +94,7 @@ def test_first_step_of_the_search_must_lie_on_the_line(tmp_path: Path) -> None:
         bisect_check(store, lambda each: PASSES, good="side@3", bad="main@4")
 
 
+@pytest.mark.full
 def test_command_is_told_which_snapshot_and_answers_by_its_exit_code(tmp_path: Path) -> None:
     make_line(tmp_path / "store")
     script = tmp_path / "check.py"

@@ -71,6 +71,7 @@ def test_actor_that_is_cut_off_for_long_keeps_its_newest_samples() -> None:
     assert [sample for _, sample in hold.take()] == [5, 6, 7]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_each_item_is_trained_exactly_once_across_kills(tmp_path: Path, seed: int) -> None:
     """Workers die with items in hand, the learner is killed between commits; the oracle is what is in the weights."""

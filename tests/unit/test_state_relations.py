@@ -114,6 +114,7 @@ ADAMW = {"lr": 1e-3, "weight_decay": 0.1}
 # --- optimizers ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tree", [live, one_component])
 def test_every_large_leaf_of_an_adamw_step_follows_from_others(tree: Callable[..., dict[str, Any]]) -> None:
     module = model()
@@ -144,6 +145,7 @@ def test_groups_with_own_decay_keep_their_parameters() -> None:
         assert best(place, relations, old, new) < 0.02
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trained", [slice(0, 2), slice(2, 4), slice(1, 3)])
 def test_frozen_layers_of_equal_shape_leave_the_right_candidate(trained: slice) -> None:
     module = model(layer_count=4, is_biased=False)
@@ -155,6 +157,7 @@ def test_frozen_layers_of_equal_shape_leave_the_right_candidate(trained: slice) 
         assert best(place, relations, old, new) < 0.01
 
 
+@pytest.mark.full
 def test_candidates_are_bounded() -> None:
     module = model(layer_count=14, is_biased=False)
     parameters = list(module.parameters())[4:11]
@@ -164,6 +167,7 @@ def test_candidates_are_bounded() -> None:
     assert max(counts) == CANDIDATE_COUNT_MAX and min(counts) >= 1
 
 
+@pytest.mark.full
 def test_one_optimizer_over_two_components_and_targets_beside_them() -> None:
     actor, critic = model(), model()
     both = torch.nn.Sequential(actor, critic)

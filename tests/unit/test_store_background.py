@@ -402,6 +402,7 @@ def test_save_under_way_when_the_interpreter_ends_is_finished(store_path: Path) 
         assert store.restore(2)["a"][-1] == 3_000_000
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ending", ["", "._done.wait()"])
 def test_failure_that_nobody_asked_for_before_the_end_is_printed(store_path: Path, ending: str) -> None:
     code = """if True:

@@ -360,6 +360,7 @@ def test_compressor_that_corrupts_is_caught_before_anything_is_published(
     assert store.verify(read_data=True).ok
 
 
+@pytest.mark.full
 def test_sixteen_threads_restore_the_same_bytes(store: Any) -> None:
     """Decompressors are per thread."""
     state = {"a": {"x": torch.arange(20_000), "y": np.repeat(np.arange(100), 300)}}

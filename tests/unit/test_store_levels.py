@@ -53,6 +53,7 @@ def test_levels_of_a_commit_name_components_that_it_has(store_path: Path) -> Non
 # --- what comes back ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "background"])
 def test_each_level_gives_back_what_was_committed(store_path: Path, level: str, is_async: bool) -> None:
@@ -117,6 +118,7 @@ def test_decoding_cost_of_every_step_of_a_long_history_is_what_the_level_allows(
             assert difference(_drifting(step), store.restore(step)) is None
 
 
+@pytest.mark.full
 def test_counts_after_retiring_are_those_of_what_remains(store_path: Path) -> None:
     with open_store(store_path, chunk_size=4096) as store:
         for step in range(12):
@@ -189,6 +191,7 @@ def test_forked_child_goes_on_with_the_chain(store_path: Path) -> None:
             assert difference(tree(LEARNER, step), store.restore(step)) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("level", LEVELS)
 def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_nothing(
     store_path: Path, level: str

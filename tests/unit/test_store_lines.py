@@ -55,6 +55,7 @@ def test_exact_resume_is_proven_for_every_step_committed_again(tmp_path: Path) -
         assert str(found) == "6–8 bit-identical (3 committed twice)"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", [6, 7, 8])
 @pytest.mark.parametrize(("spoil", "path"), [("rng", "env/rng"), ("weight", "policy/w")])
 def test_first_divergence_is_named_by_step_and_leaf(tmp_path: Path, step: int, spoil: str, path: str) -> None:
