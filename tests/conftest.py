@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
+def pytest_collection_finish() -> None:
+    """Keep what all tests share, about a million objects, out of the garbage collections of every test."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure() -> None:
     """Refuse to test the source tree where the installed wheel is meant (`.ci/run` sets the variable)."""
     location, installed = Path(casckpt.__file__).resolve(), Path(sysconfig.get_path("purelib")).resolve()

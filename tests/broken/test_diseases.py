@@ -35,6 +35,7 @@ def sick(request: pytest.FixtureRequest, healthy: Path, tmp_path: Path) -> Itera
     yield path, disease
 
 
+@pytest.mark.few(8)
 def test_disease_is_diagnosed_and_costs_what_it_must(sick: tuple[Path, Disease]) -> None:
     path, disease = sick
     if disease.refused:

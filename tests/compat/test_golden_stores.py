@@ -52,6 +52,7 @@ def test_independent_reader_restores_the_golden_store(version: str) -> None:
     assert {record.params[1] for record in found.records if record.codec == 4} == DIFFERENCES[version]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("version", "copied"), [(version, version) for version in VERSIONS], indirect=["copied"])
 def test_todays_code_restores_the_golden_store(version: str, copied: Path) -> None:
     expected = expected_of(version)

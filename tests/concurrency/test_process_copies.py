@@ -119,6 +119,7 @@ with casckpt.open(path) as store:
 """
 
 
+@pytest.mark.full
 def test_copy_taken_while_a_training_commits_opens_and_completes(store_path: Path, tmp_path: Path, seed: int) -> None:
     casckpt.open(str(store_path), create=True).close()
     copy, order = tmp_path / "copy", random.Random(seed)

@@ -165,6 +165,7 @@ def _check_flips(chain: Chain, tmp_path: Path, stride: int) -> None:
             raise AssertionError(f"{region.name}: {error!r}") from error
 
 
+@pytest.mark.full
 def test_some_flipped_records_cost_what_is_built_on_them_until_they_come_again(chain: Chain, tmp_path: Path) -> None:
     _check_flips(chain, tmp_path, QUICK_STRIDE)
 

@@ -29,7 +29,7 @@ from casckpt.testing.workload import HISTORIES, Rehearsal, tree
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # damage that is found is reported so
 
 PARTS = 4
-QUICK_STRIDES = {"every kind of entry": 31, "training": 157}
+QUICK_STRIDES = {"every kind of entry": 67, "training": 157}
 FULL_STRIDES = {"every kind of entry": 1, "training": 3}  # its records are many and alike
 
 

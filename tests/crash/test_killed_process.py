@@ -20,7 +20,7 @@ from casckpt.testing.invariants import check_store, check_usable
 from casckpt.testing.workload import HISTORIES, oracle_of
 
 PARTS = 4
-QUICK_STRIDES = {"every kind of entry": 53, "training": 139}
+QUICK_STRIDES = {"every kind of entry": 107, "training": 139}
 FULL_STRIDES = {"every kind of entry": 1, "training": 5}  # its operations are many and alike
 AT_A_TIME = 2  # children run while the parent checks what others left
 

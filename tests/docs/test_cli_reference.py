@@ -88,6 +88,7 @@ def test_every_section_has_an_example(name: str) -> None:
     assert re.search(rf"^casckpt {name}\b", sections()[name], flags=re.MULTILINE)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in OWN_REFERENCE])
 def test_every_command_has_json_and_its_keys_are_documented(name: str, tmp_path: Path) -> None:
     make_store(tmp_path / "store")

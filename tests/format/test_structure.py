@@ -102,6 +102,7 @@ def put(value: Any, at: tuple[int, ...], new: Any) -> None:
     value[at[-1]] = new
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("at", number_places(sample()))
 @pytest.mark.parametrize("forged", [0, -1, BITS_31, BITS_63, -BITS_63 - 1, 1 << 63])
 def test_a_forged_number_is_refused_or_means_the_same_bounds(at: tuple[int, ...], forged: int) -> None:

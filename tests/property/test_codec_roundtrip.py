@@ -137,6 +137,7 @@ def test_runs_of_zeros_inside_noise_come_back(itemsize: int, seed: int) -> None:
         assert decoded(encode(memoryview(plain), itemsize, hint), len(plain)) == plain
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("at", [0, 1, 7, 8, 63, 64, 127, 128, 129, 200, 4096, 65535, 262143, 262144, -9, -8, -1])
 @pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 13, 16, 64])
 def test_one_wrong_byte_anywhere_is_not_constant(at: int, itemsize: int) -> None:

@@ -120,6 +120,7 @@ def test_an_ambiguous_prefix_is_code_2(store: Path) -> None:
 # --- damaged ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 100, -1])
 def test_a_cut_entry_shows_what_is_left(store: Path, size: int) -> None:
     path = entry_path(store, 1)

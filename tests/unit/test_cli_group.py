@@ -223,6 +223,7 @@ def _chunks(descriptor: int) -> Iterator[bytes]:
         yield piece
 
 
+@pytest.mark.full
 def test_colours_come_on_a_terminal_and_not_with_no_color(store: Path) -> None:
     assert "\x1b[32m" in on_terminal(["log", str(store)])
     assert "\x1b[32m" not in on_terminal(["log", str(store)], NO_COLOR="1")
@@ -239,6 +240,7 @@ def test_nothing_is_wider_than_100_columns(store: Path, arguments: tuple[str, ..
     assert len(lines) >= 3
 
 
+@pytest.mark.full
 def test_progress_is_drawn_on_a_terminal_alone(store: Path) -> None:
     assert "objects read" in on_terminal(["verify", str(store), "--read-data"])
     assert call("verify", store, "--read-data").err == ""

@@ -134,6 +134,7 @@ def test_adam_step_predicts_second_moment_and_weight(name: str) -> None:
     assert encoded is not None and decoded(encoded, given, len(weight)) == bytes(weight)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["foreach", "fused"])
 def test_bf16_gradients_make_both_moments_cheap(name: str) -> None:
     before, after, step = train(name, is_bf16=True)

@@ -426,6 +426,7 @@ def test_every_kind_of_wrapper_goes_on(name: str, seed: int) -> None:
     assert play(other, actions[50:]) == play(env, actions[50:])
 
 
+@pytest.mark.full
 def test_every_moment_of_a_training_can_be_gone_back_to(seed: int) -> None:
     """Before the first reset, in the middle of episodes, and between the end of one and its reset."""
     env, other = five_deep("CartPole-v1"), five_deep("CartPole-v1")

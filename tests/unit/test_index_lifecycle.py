@@ -317,6 +317,7 @@ def damage_cases() -> list:
     return [pytest.param(name, how, id=f"{name.replace('/', '_')}-{how.__name__}") for name, how in cases]
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize(("name", "damage"), damage_cases())
 def test_whatever_lies_in_its_place_open_answers_and_a_rebuild_works(
     tmp_path: Path, opened_in_child: Opened, name: str, damage: Callable[[Path], None]

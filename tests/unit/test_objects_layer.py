@@ -300,6 +300,7 @@ def counts(store: Any) -> dict[bytes, int]:
     return {object_id: count for object_id, count in found.items() if count}
 
 
+@pytest.mark.full
 def test_counts_are_those_of_the_files_after_every_kind_of_entry(store: Any) -> None:
     """An edge counts once per live unique owner, by an independent walk over the files."""
     array = noise(1, 1100 * 4096)

@@ -76,6 +76,7 @@ def test_new_process_stores_only_what_the_parent_has_not(store_path: Path) -> No
 # --- R04: order ---
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("total", [0, 1, 17, 49, 50, 51, 75, 99, 100, 101, 1234])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_rows_come_back_in_order_wherever_the_ring_stood(store_path: Path, total: int, trust: str) -> None:

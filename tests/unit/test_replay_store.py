@@ -316,6 +316,7 @@ _COLUMNS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", _COLUMNS)
 @pytest.mark.parametrize("new_row_count", [0, 30])
 def test_columns_that_became_others_of_the_same_bytes_are_stored_as_they_are(

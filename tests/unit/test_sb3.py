@@ -83,6 +83,7 @@ class Watch(BaseCallback):
 # --- where a snapshot is taken ---
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("env_count", [1, 2])
 def test_every_snapshot_has_as_many_rows_as_its_counter_says(env_count: int, open_store: Any) -> None:

@@ -57,6 +57,7 @@ def test_a_fresh_process_takes_a_history_and_a_best_one(maker: Any, strict: bool
     assert sorted(target.leaf_paths_touched) == ["s/best", "s/h/0", "s/h/1", "s/n/0", "s/n/1", "s/recent/0"]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("live_count", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("stored_count", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("kind", [list, deque])

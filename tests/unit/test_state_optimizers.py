@@ -67,6 +67,7 @@ def hyper_parameters(kind: str) -> set[str]:
     return set(inspect.signature(getattr(torch.optim, kind)).parameters) - {"params", *TORCH_ADDED_LATER}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("live_kind", KINDS)
 @pytest.mark.parametrize("stored_kind", KINDS)
@@ -88,6 +89,7 @@ def test_state_of_another_optimizer_class_is_refused_by_the_names_of_its_hyper_p
     step(model, live)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("live_scheduler", ["none", "same"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("kind", KINDS)

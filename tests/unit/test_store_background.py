@@ -94,14 +94,14 @@ def test_replaced_storage_is_captured_at_every_call(store: Any) -> None:
 
 def test_state_bumped_in_a_tight_loop_is_one_instant_each_time(store: Any) -> None:
     first, second = torch.zeros(20_000), torch.zeros(3)
-    for step in range(100):
+    for step in range(30):
         first.add_(1)
         second.add_(1)
         store.commit_async(step, {"first": first, "second": second})
         first.add_(1)
         second.add_(1)
     store.wait()
-    for step in range(100):
+    for step in range(30):
         found = store.restore(step)
         assert found["first"].unique().tolist() == found["second"].unique().tolist() == [2 * step + 1]
 

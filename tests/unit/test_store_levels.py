@@ -210,6 +210,7 @@ def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_not
             assert difference(tree(LEARNER, step), store.restore(step)) is None
 
 
+@pytest.mark.full
 def test_one_step_of_adamw_costs_its_first_moments(store_path: Path) -> None:
     """What the guide promises of commits one optimizer step apart: weights and second moments cost next to nothing."""
     torch.manual_seed(0)

@@ -85,6 +85,7 @@ def follow(target: nn.Module, source: nn.Module, rate: float, *, is_lerp: bool =
                 old.mul_(1 - rate).add_(new, alpha=rate)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("level", "rate", "is_lerp"),
     [("balanced", 0.005, False), pytest.param("small", 0.0005, True, marks=pytest.mark.full)],

@@ -59,6 +59,7 @@ def test_every_step_restores_in_the_store_as_it_was_made(three_steps: Path) -> N
             assert store.restore(step)["a"].tobytes() == noise(step).tobytes()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("part", ["/packs/", "/timeline/"])
 @pytest.mark.parametrize("code", PASSING)
 def test_a_refused_read_during_a_rebuild_is_raised_and_leaves_no_trace(three_steps: Path, part: str, code: int) -> None:
