@@ -48,6 +48,7 @@ POOL_THREADS_MAX = 8
 
 # --- time ---
 LOCK_TIMEOUT_S = 30.0  # then BusyError names the holder
+DRAIN_TIMEOUT_S = 600.0  # saves under way at the end: longer than any disk needs, short enough that a hang is noticed
 LEASE_PULSE_S = 5.0  # a reader's counter moves so often while it reads
 LEASE_TIMEOUT_S = 30.0  # a lease whose counter stands still for so long is dead
 BEAT_PERIOD_S = 5.0  # a process of a training says so often that it is alive

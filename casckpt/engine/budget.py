@@ -72,6 +72,7 @@ class SaveBudget:
 
     def spend(self, cost_s: float, layers: Collection[Layer], now_s: float) -> None:
         """Note what a save of these layers cost. What is not known to go to the others is the rarest's."""
+        cost_s = max(0.0, cost_s)
         self._debt_s, self._at_s = self._debt(now_s) + cost_s, now_s
         rarest = max(layers, default=None)
         if rarest is not None:
@@ -83,6 +84,7 @@ class SaveBudget:
         return 0.0 if self.share is None else self.of(layer).cost_s / self.share
 
     def _debt(self, now_s: float) -> float:
+        self._at_s = min(self._at_s, now_s)  # a clock that went back leaks from there on
         return max(0.0, self._debt_s - (self.share or 0.0) * max(0.0, now_s - self._at_s))
 
     def of(self, layer: Layer) -> LayerCost:

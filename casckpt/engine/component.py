@@ -42,12 +42,13 @@ class Component:
     def is_due(self, step: int, now_s: float) -> bool:
         """Whether a multiple of `every_steps` was passed since the last capture, or its seconds are used up.
 
-        Multiples, so that a run that was resumed saves the steps that it would have saved.
+        Multiples, so that a run that was resumed saves the steps that it would have saved. A clock that went back
+        says nothing of what passed: then it is due at once.
         """
         strategy = self.strategy
         every = strategy.every_steps
         by_steps = every is not None and step // every > self.step // every
-        by_time = strategy.every_seconds is not None and now_s - self.at_s >= strategy.every_seconds
+        by_time = strategy.every_seconds is not None and not 0 <= now_s - self.at_s < strategy.every_seconds
         return by_steps or by_time or (self.is_overdue and strategy.has_cadence)
 
 

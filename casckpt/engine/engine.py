@@ -26,21 +26,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from casckpt.engine.budget import SaveBudget
 from casckpt.engine.cadence import due_layers, with_more_frequent
 from casckpt.engine.component import Component
 from casckpt.engine.config import EngineConfig, read_config
 from casckpt.engine.coverage import cover
+from casckpt.engine.maintenance import Maintenance
 from casckpt.engine.report import EngineReport, describe
 from casckpt.engine.safe_points import SafePoints
 from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.engine.templates import CoverageReport
-from casckpt.errors import AlreadyExistsError, CasckptError, InvalidInputError, StepOrderError
+from casckpt.errors import AlreadyExistsError, InvalidInputError, StepOrderError
 from casckpt.format.entry import MetricValue
+from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.state.rng import RngState
 from casckpt.state.rng_guard import RngGuard
 from casckpt.state.seeding import stream_seed
@@ -52,13 +54,6 @@ from casckpt.store.values import RestoreReport, Snapshot
 
 log = logging.getLogger("casckpt.engine")
 UNSET: Any = object()  # a setting that was not given here, where None has a meaning
-
-
-class Maintenance(Protocol):
-    """What retention at work beside a training is to an engine."""
-
-    def after_commit(self, store: Store) -> None:
-        """A snapshot of `store` is durable. Must not wait."""
 
 
 class CheckpointEngine:
@@ -73,7 +68,8 @@ class CheckpointEngine:
         queue_size: see `overlap`; each place costs one copy of the state in memory.
         async_mode: whether saves run in the background; False for durable ones, which keep the loop waiting.
         training_config: anything JSON-like, kept with every snapshot (`config=` of `Store.commit`).
-        maintenance: told of every snapshot that is durable, as `casckpt_gc.Maintenance` wants to be.
+        maintenance: told of every snapshot that is durable, as `casckpt_gc.Maintenance` wants to be; None for the
+            config's, which the engine begins, and ends when it is closed.
         clock: monotonic seconds, for tests.
 
     Settings given here win over those of `config`.
@@ -109,7 +105,9 @@ class CheckpointEngine:
         self._components: dict[str, Component] = {}
         self._budget = SaveBudget(self.config.save_budget)
         self._saves = Saves(self._budget, self._components, clock, self._after_commit)
-        self._maintenance = maintenance
+        settings = self.config.maintenance if maintenance is None else None
+        self._own_maintenance = settings.begin() if settings is not None else None
+        self._maintenance = maintenance or self._own_maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
         self._points = SafePoints()
         self._request = ""
@@ -403,29 +401,36 @@ class CheckpointEngine:
 
     # --- the end ---
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until every save under way is durable.
+    def wait(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
+        """Wait until every save under way is durable; None for as long as it takes.
 
         Raises:
             SaveFailedError: one failed and nobody was told.
-            BusyError: one is still under way after `timeout_s`.
+            BusyError: one is still under way after `timeout_s`, in all; it names the steps.
         """
-        for save in self._saves.under_way:
-            save.handle.wait(timeout_s)
+        self._saves.drain(timeout_s)
         self._saves.collect()
 
-    def close(self) -> None:
-        """Finish all saves. A store that was opened elsewhere stays open.
+    def close(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
+        """Finish all saves. A store that was opened elsewhere stays open. In a forked child nothing happens.
+
+        Args:
+            timeout_s: how long to wait for saves under way; None for as long as they take.
 
         Raises:
             SaveFailedError: one failed and nobody was told. The engine is closed all the same.
+            BusyError: a save is still under way after `timeout_s`. Nothing is lost by that, and nothing closed: the
+                save goes on, the end of the process waits for it, and `close` may be called again.
         """
-        if self._is_closed:
+        if self._is_closed or self._points.is_elsewhere:
             return
+        self._saves.drain(timeout_s)
         self._is_closed = True
         try:
-            self.wait()
+            self._saves.collect()
         finally:
+            if self._own_maintenance is not None:
+                self._own_maintenance.close()
             if self._owns_store:
                 self.store.close()
 
@@ -514,7 +519,7 @@ class CheckpointEngine:
             handle = self._save(list(self._components.values()), metrics, labels, is_async)
             if self._stop:
                 self.wait()
-        except CasckptError:
+        except BaseException:  # whatever a provider raises
             self._request = self._request or request
             raise
         if self._stop:
@@ -539,7 +544,7 @@ class CheckpointEngine:
         start = self._saves.start if is_async else self._saves.save_now
         try:
             return start(self.store, self.global_step, components, facts)
-        except CasckptError:
+        except BaseException:  # whatever a provider raises
             for component in components:
                 component.is_overdue = True
             raise

@@ -1,4 +1,4 @@
-"""Where the loop stands: at a safe point, inside an update, or in a pause; and which thread may say so.
+"""Where the loop stands: at a safe point, inside an update, or in a pause; and which thread of what process says so.
 
 A safe point is a call by the thread that trains, outside of an update. In a pause the loop promises that nothing
 changes, and another thread may save.
@@ -7,6 +7,7 @@ changes, and another thread may save.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -17,25 +18,35 @@ class SafePoints:
     """What one engine knows of its loop. The thread of the first call is the one that trains."""
 
     def __init__(self) -> None:
-        self._owner: int | None = None
+        self._pid = os.getpid()
+        self._owner: dict[str, int] = {}  # the thread, once there is one: `setdefault` decides between two at once
         self._updating = 0
         self._pausing = threading.Lock()
         self._is_paused = False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a child that was forked from the process that trains."""
+        return os.getpid() != self._pid
 
     def check(self, what: str) -> None:
         """Refuse what is called elsewhere than at a safe point.
 
         Raises:
-            InvalidInputError: inside an update, or by another thread.
+            InvalidInputError: inside an update, by another thread, or in a forked child.
         """
+        if self.is_elsewhere:
+            raise InvalidInputError(
+                f"{what} in process {os.getpid()}: this engine trains in process {self._pid}. Make another one in the "
+                "child, on a store that is opened there under another run name."
+            )
         if self._updating:
             raise InvalidInputError(
                 f"{what} inside `with engine.update()`: state is half way through a change. Call it after the block, "
                 "or `request_save()` here, which is kept for the next step."
             )
         thread = threading.get_ident()
-        self._owner = self._owner or thread
-        if thread != self._owner:
+        if thread != self._owner.setdefault("thread", thread):
             raise InvalidInputError(
                 f"{what} from thread {threading.current_thread().name!r}: only the thread that trains knows when state "
                 "is at rest. Call `request_save()`, which is kept for its next step."

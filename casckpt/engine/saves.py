@@ -10,6 +10,7 @@ budget, its manifests are compared with the captures before, and a failure is ra
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 from casckpt.engine.budget import SaveBudget
 from casckpt.engine.component import Component
-from casckpt.errors import StoreWarning
+from casckpt.errors import BusyError, StoreWarning
 from casckpt.format.entry import MetricValue
 from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
 from casckpt.store.draft import REST
@@ -191,6 +192,25 @@ class Saves:
             component.count_from(step, now_s)
 
     # --- ending ---
+
+    def drain(self, timeout_s: float | None) -> None:
+        """Wait until all have ended, well or not; None for as long as it takes.
+
+        Raises:
+            BusyError: one is still under way after `timeout_s`, in all.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for save in self.under_way:
+            try:
+                save.handle.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            except BusyError:
+                steps = sorted({each.handle.step for each in self.writing()})
+                raise BusyError(
+                    f"steps {steps} are still being saved after {timeout_s:g} s. The saves go on; wait again, or look "
+                    "whether the storage answers.",
+                    steps=steps,
+                    holder="this store handle's background thread",
+                ) from None
 
     def collect(self) -> None:
         """Take in what has ended.

@@ -128,8 +128,10 @@ def _listen(reader: socket.socket, engine: Saves, deadline_s: float, heard: list
     while True:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([reader], [], [], left_s)[0]:
-            deadline = None
-            _at_deadline(engine, heard[0], deadline_s)
+            deadline = None  # a save that hangs must not make this thread deaf to the second signal
+            threading.Thread(
+                target=_at_deadline, args=(engine, heard[0], deadline_s), name="casckpt-deadline", daemon=True
+            ).start()
             continue
         for number in reader.recv(64):
             if number == _STOP:

@@ -28,8 +28,7 @@ class Recent:
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("recent_only.rows", self.rows, int)
-        check_number("recent_only.steps", self.steps, int)
+        settle_numbers(self, rows=int, steps=int)
         if self.rows is None and self.steps is None:
             raise InvalidInputError("recent_only: give rows or steps; without both nothing is trimmed. Leave it out.")
 
@@ -58,8 +57,7 @@ class SaveStrategy:
     expect_change: bool = False
 
     def __post_init__(self) -> None:
-        check_number("every_steps", self.every_steps, int)
-        check_number("every_seconds", self.every_seconds, float)
+        settle_numbers(self, every_steps=int, every_seconds=float)
         check_choice("lane", self.lane, LANES)
         check_choice("necessity", self.necessity, NECESSITIES)
         if self.level is not None:
@@ -89,14 +87,27 @@ Layer = tuple[float, float]
 _NEVER = float("inf")
 
 
-def check_number(key: str, value: Any, kind: type) -> None:
-    """Refuse what is no positive number of this kind; None is no bound."""
-    if value is None:
-        return
-    is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value < _NEVER:
-        expected = "a positive integer" if kind is int else "a positive number"
-        raise InvalidInputError(f"{key}={value!r:.60}: expected {expected}", key=key)
+def settle_numbers(settings: Any, **kinds: type) -> None:
+    """Refuse what is no positive number of its kind, and keep Python's own number of what numpy or torch made.
+
+    Args:
+        settings: a frozen value that is being made.
+        kinds: int or float by key; None, for no bound, stays.
+
+    Raises:
+        InvalidInputError: names the key.
+    """
+    for key, kind in kinds.items():
+        value = given = getattr(settings, key)
+        if hasattr(given, "item") and getattr(given, "ndim", 0) == 0:
+            value = given.item()
+            object.__setattr__(settings, key, value)
+        if given is None:
+            continue
+        is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < _NEVER:
+            expected = "a positive integer" if kind is int else "a positive number"
+            raise InvalidInputError(f"{key}={given!r:.60}: expected {expected}", key=key)
 
 
 def check_choice(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -107,7 +107,7 @@ def check_complete(
         InvalidInputError: no such template or role; with `strict`, roles are missing (`missing` names them).
     """
     found = find_template(template)
-    by_role = _checked_aliases(found, aliases or {})
+    by_role = check_aliases({} if aliases is None else aliases, found)
     gaps = dict(not_capturable or {})
     paths = [path for listed in components.values() for path in listed]
     roles = [_cover(role, role.name, paths, gaps, by_role) for role in found.roles]
@@ -149,17 +149,35 @@ def find_template(template: str | Template) -> Template:
     """
     if isinstance(template, Template):
         return template
-    if template not in TEMPLATES:
+    if not isinstance(template, str) or template not in TEMPLATES:
         raise InvalidInputError(f"template {template!r}: expected one of {', '.join(TEMPLATES)}, or a Template")
     return TEMPLATES[template]
 
 
-def _checked_aliases(template: Template, aliases: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    names = {role.name for role in (*template.roles, *template.member_roles)}
-    unknown = sorted(set(aliases) - names)
-    if unknown:
-        raise InvalidInputError(f"aliases={unknown}: template {template.name} has the roles {sorted(names)}")
-    return {role: [path.rstrip("/") for path in listed] for role, listed in aliases.items()}
+def check_aliases(aliases: Mapping[str, Sequence[str]], template: Template | None) -> dict[str, list[str]]:
+    """Paths by role, without a slash at their ends.
+
+    Raises:
+        InvalidInputError: this is no mapping of roles to lists of paths, or the template has no such role.
+    """
+    if not isinstance(aliases, Mapping):
+        raise InvalidInputError(
+            f"aliases: expected roles and lists of paths, found {type(aliases).__name__}", key="aliases"
+        )
+    for role, paths in aliases.items():
+        is_list = isinstance(paths, Sequence) and not isinstance(paths, str | bytes)
+        if not isinstance(role, str) or not is_list or not all(isinstance(path, str) and path for path in paths):
+            raise InvalidInputError(
+                f"aliases.{role}={paths!r:.60}: expected a list of leaf paths. Write `{role}: [component/path]`.",
+                key=f"aliases.{role}",
+            )
+    known = set(aliases) if template is None else {role.name for role in (*template.roles, *template.member_roles)}
+    unknown = sorted(set(aliases) - known)
+    if unknown and template is not None:
+        raise InvalidInputError(
+            f"aliases={unknown}: template {template.name} has the roles {sorted(known)}", key=f"aliases.{unknown[0]}"
+        )
+    return {role: [path.rstrip("/") for path in paths] for role, paths in aliases.items()}
 
 
 def _cover(

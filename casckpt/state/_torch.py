@@ -6,6 +6,8 @@ between live tensors and staging buffers.
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -34,6 +36,8 @@ _strided = torch.strided
 _PIECE_SIZE = (
     512 * 1024
 )  # 32,768 elements of 16 bytes: at::internal::GRAIN_SIZE, up to which torch copies on one thread
+
+_PAGE = mmap.PAGESIZE
 
 # (kind, dtype, shape, strides, flags), low address or None (copied) or -1 (empty), high address, first element, dense
 Described = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int], int | None, int, int, bool]
@@ -111,14 +115,90 @@ def survey(tensors: list[torch.Tensor]) -> tuple[tuple[list[Any], ...], list[int
     return (places, dtypes, shapes, in_order, strides, types, list(map(_requires_grad, tensors))), versions
 
 
-def device_source(tensor: torch.Tensor, low: int, size: int) -> Callable[[int, int], memoryview]:
-    """Copies of pieces of the `size` device bytes from address `low` on, in the storage of `tensor`."""
-    storage = tensor.untyped_storage()
-    address = low & ((1 << 64) - 1)
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    with torch.no_grad():
-        flat.set_(storage, address - storage.data_ptr(), (size,), (1,))
-    return lambda start, stop: _bytes_of(flat[start:stop])
+class DeviceSource:
+    """The `size` device bytes from address `low` on, in the storage of `tensor`; called for copies of pieces of them.
+
+    Attributes:
+        flat: all of them, on the device. It shares the storage and keeps it alive.
+    """
+
+    def __init__(self, tensor: torch.Tensor, low: int, size: int) -> None:
+        storage = tensor.untyped_storage()
+        address = low & ((1 << 64) - 1)
+        self.flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        with torch.no_grad():
+            self.flat.set_(storage, address - storage.data_ptr(), (size,), (1,))
+
+    def __call__(self, start: int, stop: int) -> memoryview:
+        return _bytes_of(self.flat[start:stop])
+
+
+class CudaCopies:
+    """Copies from CUDA devices into page-locked memory, beside the kernels of a training.
+
+    Each device has a stream of its own for them. A copy begins when the kernels that the caller's current stream has
+    been given are done, and what that stream is given later waits for the copy: so the copy is of one instant, the
+    caller waits for nothing but the launch, and the device holds no second copy.
+
+    **Written from CUDA's documentation; it has not run on a GPU yet.**
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+
+    @staticmethod
+    def takes(source: Any) -> bool:
+        """Whether a block's source lies on a CUDA device, as it is stored."""
+        return isinstance(source, DeviceSource) and source.flat.is_cuda
+
+    @staticmethod
+    def allocate(size: int) -> tuple[torch.Tensor, int]:
+        """Page-locked bytes that begin with a page, and their address; unlocked when the buffer is gone.
+
+        torch's own pinned memory is rounded up to a power of two.
+
+        Raises:
+            RuntimeError: so much cannot be locked.
+        """
+        locked_size = -(-size // _PAGE) * _PAGE
+        buffer, address = touched_buffer(locked_size + _PAGE)
+        address = -(-address // _PAGE) * _PAGE
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = int(runtime.cudaHostRegister(address, locked_size, 0))
+        if status:
+            raise RuntimeError(f"cudaHostRegister of {locked_size} bytes: error {status}")
+        weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False  # CUDA may be gone by then
+        return buffer, address
+
+    def start(self, copies: list[tuple[int, DeviceSource]]) -> Callable[[], None]:
+        """Start copies of sources to host addresses; returns what waits until all have arrived."""
+        events = []
+        by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+        for address, source in copies:
+            by_device.setdefault(source.flat.device, []).append((address, source.flat))
+        for device, runs in by_device.items():
+            training: Any = torch.cuda.current_stream(device)
+            own = self._stream(device)
+            own.wait_stream(training)
+            with torch.cuda.stream(own), torch.no_grad():
+                for address, flat in runs:
+                    target = torch.frombuffer(window(address, flat.numel(), writable=True), dtype=torch.uint8)
+                    target.copy_(flat, non_blocking=True)
+                    flat.record_stream(own)  # freed memory is not given away before the copy is done
+                event = own.record_event()
+            training.wait_event(event)
+            events.append(event)
+
+        def wait() -> None:
+            for event in events:
+                event.synchronize()
+
+        return wait
+
+    def _stream(self, device: torch.device) -> Any:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
 
 def compact_source(tensor: torch.Tensor) -> Callable[[int, int], memoryview]:

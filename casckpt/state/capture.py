@@ -121,7 +121,7 @@ def _sources(plan: Plan, walk: Walk) -> dict[int, Source]:
             from casckpt.state import _torch
 
             if address:
-                sources[block] = _torch.device_source(owner, address, plan.blocks[block][0])
+                sources[block] = _torch.DeviceSource(owner, address, plan.blocks[block][0])
             else:
                 sources[block] = _torch.compact_source(owner)
     return sources

@@ -7,7 +7,8 @@ blocks of a component in CPU
 memory are copied by one `torch._foreach_copy_` over views that are kept as long as the addresses stay the same: one
 call gives up the GIL once, where a copy per tensor would queue behind every busy Python thread. The views are pieces of
 at most 512 KiB, which torch copies on the calling thread, so that neither the user's thread count nor a busy core
-matters. Without torch, plain memoryview copies do.
+matters. Without torch, plain memoryview copies do. What lies on a CUDA device is copied by a *device layer*
+(`_torch.CudaCopies`) into page-locked slots while the caller goes on; whoever commits waits for that by `settle`.
 
 A copy is one instant only if nobody writes meanwhile: torch's version counters are compared before and after, and
 samples of the copy with the live memory. What moved is refused.
@@ -16,10 +17,11 @@ samples of the copy with the live memory. What moved is refused.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from typing import Any
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
-from casckpt.errors import BusyError, ConcurrentMutationError
+from casckpt.errors import BusyError, ConcurrentMutationError, StoreWarning
 from casckpt.state.blocks import Blocks
 from casckpt.state.capture import Captured
 from casckpt.state.memory import window
@@ -31,10 +33,37 @@ _STEP = 8 << 20  # bytes of a device or strided block copied at a time
 _SAMPLE_COUNT, _SAMPLE_SIZE = 64, 512
 
 
+class DeviceLayer(Protocol):
+    """Copies that go on beside the caller; see `_torch.CudaCopies`."""
+
+    def takes(self, source: Any) -> bool:
+        """Whether a block with this source is copied here."""
+
+    def allocate(self, size: int) -> tuple[Any, int]:
+        """A buffer that such copies may arrive in, and its address.
+
+        Raises:
+            RuntimeError: there is none of this size.
+        """
+
+    def start(self, copies: list[tuple[int, Any]]) -> Callable[[], None]:
+        """Start copies of sources to addresses; what is returned waits for them."""
+
+
+def _arrived() -> None:
+    """What waits for copies where there are none."""
+
+
 class _Slot:
-    """One of a component's buffers, with the views of its last copy."""
+    """One of a component's buffers, with the views of its last copy.
+
+    Attributes:
+        arrive: waits for what a device layer still copies into the buffer.
+    """
 
     def __init__(self) -> None:
+        self.arrive: Callable[[], None] = _arrived
+        self.is_for_device = False
         self.taken_by: list[Captured] | None = None
         self.buffer: Any = None
         self.address = 0
@@ -44,27 +73,32 @@ class _Slot:
         self.extents: Any = None  # of the capture that `pairs` was made for
         self.pairs: Any = None
 
-    def fit(self, captured: Captured) -> None:
+    def fit(self, captured: Captured, device: DeviceLayer | None) -> None:
         """Make room, and place every block."""
         position = 0
         self.offsets = []
         for size, _ in captured.structure.blocks:
             self.offsets.append(position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
-        if position > self.capacity:
+        is_for_device = device is not None
+        if position > self.capacity or (is_for_device and not self.is_for_device):
             self.buffer = None  # the old one goes before the new one comes
-            self.buffer, self.address = _allocate(position)
-            self.capacity = position
+            self.buffer, self.address = _allocate(position) if device is None else _allocate_for(device, position)
+            self.capacity, self.is_for_device = position, is_for_device
 
-    def copy(self, captured: Captured) -> None:
-        kept = captured.kept
+    def copy(self, captured: Captured, device: DeviceLayer | None) -> None:
+        """Copy every block; what a device layer takes has arrived when `arrive` returns."""
+        kept, sources = captured.kept, captured.blocks.sources
+        taken = [] if device is None else [block for block, source in sources.items() if device.takes(source)]
         if self.extents is not kept.extents and self.extents != kept.extents:
-            self.fit(captured)
+            self.fit(captured, device if taken else None)
             self.pairs = None
         self.extents = kept.extents
         if self.pairs is None:
             self.addresses = [self.address + offset for offset in self.offsets]
             self.pairs = self._pair(captured)
+        if device is not None and taken:
+            self.arrive = device.start([(self.addresses[block], sources[block]) for block in taken])
         if "torch" in sys.modules:
             from casckpt.state import _torch
 
@@ -72,8 +106,13 @@ class _Slot:
         else:
             for target, source in zip(*self.pairs, strict=True):
                 target[:] = source
-        for block in captured.blocks.sources:
+        for block in sources.keys() - set(taken):
             self._copy_stepwise(captured.blocks, block)
+
+    def settle(self) -> None:
+        """Wait for what is still being copied here."""
+        arrive, self.arrive = self.arrive, _arrived
+        arrive()
 
     def _pair(self, captured: Captured) -> tuple[list[Any], list[Any]]:
         blocks = captured.blocks
@@ -117,17 +156,32 @@ def _allocate(size: int) -> tuple[Any, int]:
     return buffer, -(-address // _ALIGNMENT) * _ALIGNMENT
 
 
+def _allocate_for(device: DeviceLayer, size: int) -> tuple[Any, int]:
+    try:
+        return device.allocate(size)
+    except RuntimeError as error:
+        warnings.warn(
+            f"{size} bytes of memory could not be page-locked ({error}): copies from the device keep training waiting. "
+            "Allow more locked memory, or register less.",
+            StoreWarning,
+            stacklevel=2,
+        )
+        return _allocate(size)
+
+
 class Staging:
-    """Slots for copies of captured components. One thread stages at a time; any thread may release.
+    """Slots for copies of captured components. One thread stages at a time; any thread may settle and release.
 
     Args:
         slot_count: how many copies of a component there may be at once.
+        device: copies what lies on a device; None for CUDA's.
 
     Memory: at most `slot_count` times the state.
     """
 
-    def __init__(self, slot_count: int = SLOT_COUNT) -> None:
+    def __init__(self, slot_count: int = SLOT_COUNT, device: DeviceLayer | None = None) -> None:
         self.slot_count = slot_count
+        self._device = device
         self._slots: dict[str, list[_Slot]] = {}
         self._copies: dict[str, Captured] = {}
 
@@ -140,7 +194,8 @@ class Staging:
         for one in captured:
             for slot in self._slots_of(one.component):
                 if slot.taken_by is None:
-                    slot.copy(one)
+                    slot.copy(one, self._device_layer())
+                    slot.settle()
 
     def components(self) -> list[str]:
         """Those that have memory here."""
@@ -158,7 +213,7 @@ class Staging:
         return any(slot.taken_by is None for slot in self._slots_of(component))
 
     def stage(self, captured: list[Captured]) -> list[Captured]:
-        """Copy every block; the result is valid until it is given to `release`.
+        """Copy every block; the result may be read after `settle`, until it is given to `release`.
 
         Cost when warm: about one memcpy of the bytes. The calling thread copies; other Python threads run meanwhile.
 
@@ -168,10 +223,15 @@ class Staging:
         """
         slots = [self._free_slot(one.component) for one in captured]
         staged = []
-        for slot, one in zip(slots, captured, strict=True):
-            slot.copy(one)
-            staged.append(slot.captured(one))
-        _refuse_moved(captured, staged)
+        try:
+            for slot, one in zip(slots, captured, strict=True):
+                slot.copy(one, self._device_layer())
+                staged.append(slot.captured(one))
+            _refuse_moved(captured, staged)
+        except BaseException:
+            for slot in slots:
+                slot.settle()  # nobody else writes to memory that a copy is on its way to
+            raise
         for slot, one in zip(slots, staged, strict=True):
             slot.taken_by = staged
             others = self._slots[one.component]
@@ -190,12 +250,25 @@ class Staging:
             f"all staging buffers of {component!r} hold commits that are still being written. Wait for one of them."
         )
 
+    def settle(self, staged: list[Captured]) -> None:
+        """Wait until a copy has arrived, wherever its state lies."""
+        for slot in self._slots_of_copy(staged):
+            slot.settle()
+
     def release(self, staged: list[Captured]) -> None:
         """Give slots back; the staged components may not be read afterwards."""
-        for slots in list(self._slots.values()):
-            for slot in slots:
-                if slot.taken_by is staged:
-                    slot.taken_by = None
+        for slot in self._slots_of_copy(staged):
+            slot.taken_by = None
+
+    def _slots_of_copy(self, staged: list[Captured]) -> list[_Slot]:
+        return [slot for slots in list(self._slots.values()) for slot in slots if slot.taken_by is staged]
+
+    def _device_layer(self) -> DeviceLayer | None:
+        if self._device is None and "torch" in sys.modules:
+            from casckpt.state import _torch
+
+            self._device = _torch.CudaCopies()  # nothing of CUDA is touched before it takes something
+        return self._device
 
 
 def _refuse_moved(captured: list[Captured], staged: list[Captured]) -> None:

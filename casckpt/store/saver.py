@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -62,13 +61,12 @@ class Saver:
             committer, lambda: turns.take("superseding commit", is_patient=True), announce_superseded, annotate
         )
         self._staging: Staging | None = None
-        self._lock = threading.Lock()  # one thread stages at a time
         self._staged_context: Context | None = None
 
     def save(self, step: int, state: Mapping[str, Any], options: Options) -> SaveHandle:
         """Stage a commit and start it; see `Store.commit_async`."""
         started = time.perf_counter()
-        with self._lock:
+        with self._turns.staging.take(f"staging of step {step}"):
             self.raise_failures()
             _check_step_after(check_step(step), self.background.last_step())
             self.background.make_room(self._turns.timeout_s)
@@ -85,7 +83,7 @@ class Saver:
     def supersede(self, step: int, state: Mapping[str, Any], options: Options) -> SaveHandle:
         """Stage components that join the snapshot of `step`; see `Store.supersede_async`."""
         started = time.perf_counter()
-        with self._lock:
+        with self._turns.staging.take(f"staging of step {step}"):
             self.raise_failures()
             pending = self.background.find(check_step(step))
             if self.background.last_step() is None:
@@ -118,7 +116,7 @@ class Saver:
 
     def reserve(self, state: Mapping[str, Any], in_flight_max: int) -> None:
         """Allocate staging memory; see `Store.reserve`."""
-        with self._lock:
+        with self._turns.staging.take("reserving memory"):
             if in_flight_max != self.background.in_flight_max:
                 self.wait()
                 self.background.in_flight_max = in_flight_max
@@ -168,6 +166,7 @@ class Saver:
 
     def _commit_staged(self, draft: Draft, staged: list[Captured], staging: Staging) -> Snapshot:
         try:
+            staging.settle(staged)
             with self._noted(draft), self._turns.take("background commit", is_patient=True):
                 return self._commit(draft)
         finally:
@@ -183,6 +182,7 @@ class Saver:
         pending: SaveHandle | None,
     ) -> Snapshot:
         try:
+            staging.settle(staged)
             if pending is not None:
                 base = SnapshotId(bytes.fromhex(pending.outcome().id))
             assert base is not None
@@ -202,9 +202,10 @@ class Saver:
     # --- all of them ---
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for everything under way."""
+        """Wait for everything under way, in all at most `timeout_s`."""
+        started = time.monotonic()
         self.background.wait(timeout_s)
-        self._later.wait(timeout_s)
+        self._later.wait(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - started)))
 
     def raise_failures(self) -> None:
         """Raise the failures that nobody has seen yet, in one error."""

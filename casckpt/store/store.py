@@ -28,6 +28,7 @@ from casckpt.format.entry import Annotate, MetricValue, Prune, Retire, Tag, Thin
 from casckpt.ids import SnapshotId, StoreId, short
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES
+from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.timeline import Timeline
 from casckpt.state.peek import next_draws
@@ -589,16 +590,21 @@ class Store(SavesInBackground):
 
     # --- life ---
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
         """Finish background commits and let go of everything.
+
+        Args:
+            timeout_s: how long to wait for commits under way; None for as long as they take.
 
         Raises:
             SaveFailedError: a background commit failed and nobody had asked. The store is closed all the same.
+            BusyError: one is still under way after `timeout_s`. The store stays open, and the end of the process
+                waits for the commit.
         """
         if self._turns.is_over:
             return
+        self._saver.wait(timeout_s)
         try:
-            self._saver.wait()
             self._saver.raise_failures()
         finally:
             self._turns.end()

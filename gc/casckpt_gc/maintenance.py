@@ -21,6 +21,8 @@ from casckpt_gc.retention import AnyOf, Retention, Thinning
 if TYPE_CHECKING:
     from casckpt.store.store import Store
 
+EVERY_COMMITS = 50  # a collection looks at every object: dear beside one commit, cheap beside so many
+
 
 class Maintenance:
     """Retention at work beside a training; a context manager.
@@ -42,7 +44,7 @@ class Maintenance:
         retention: Retention | AnyOf | None = None,
         thinning: Thinning | Sequence[Thinning] = (),
         *,
-        every_commits: int = 50,
+        every_commits: int = EVERY_COMMITS,
         compaction: Compaction | None = COMPACTION,
         grace_s: float = GRACE_S,
     ) -> None:

@@ -77,6 +77,9 @@ class Best:
     def __post_init__(self) -> None:
         _check_count(self.count, "count")
         _check_mode(self.metric, self.mode)
+        for name, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
+            if not isinstance(bounds, Mapping) or not all(map(_is_number, bounds.values())):
+                raise InvalidInputError(f"{name}={bounds!r:.80}: expected a number for each metric.")
 
     def chosen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The best first."""
@@ -106,8 +109,8 @@ class Pareto:
     metrics: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if not self.metrics:
-            raise InvalidInputError("Pareto({}): name at least one metric with 'max' or 'min'.")
+        if not isinstance(self.metrics, Mapping) or not self.metrics:
+            raise InvalidInputError(f"metrics={self.metrics!r:.80}: name at least one metric with 'max' or 'min'.")
         for name, mode in self.metrics.items():
             _check_mode(name, mode)
 
@@ -156,7 +159,7 @@ class Retention:
         _check_count(self.latest, "latest")
         if self.every_steps is not None:
             _check_count(self.every_steps, "every_steps")
-        if self.every_hours is not None and not self.every_hours > 0:
+        if self.every_hours is not None and not (_is_number(self.every_hours) and self.every_hours > 0):
             raise InvalidInputError(f"every_hours={self.every_hours!r}: expected a number above 0.")
         if not all(isinstance(rule, Best | Pareto) for rule in self._best):
             raise InvalidInputError(f"best={self.best!r:.80}: expected Best(…), Pareto(…) or a list of them.")
@@ -267,6 +270,10 @@ def _spaced(line: Sequence[Candidate], span_s: float) -> list[Candidate]:
         if each.created_at_s >= last_s + span_s or each.created_at_s < last_s:
             found.append(each)
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _check_count(value: int, name: str) -> None:

@@ -96,6 +96,36 @@ def test_restore_takes_the_newest_consistent_step_and_a_mixed_one_only_when_aske
         assert "step 500" in str(report) and "step 700" in str(report)
 
 
+@pytest.mark.parametrize("leap_s", [-1e9, -601.0, -1.0, 601.0, 1e9])
+def test_clock_that_jumps_saves_once_and_goes_on_from_there(store: Any, clock: Clock, leap_s: float) -> None:
+    engine, live = engine_of(store, clock, policy=SaveStrategy(every_seconds=600), light=SaveStrategy(every_steps=50))
+    saved = []
+    for step in range(1, 200):
+        clock.now_s += leap_s if step == 20 else 10.0
+        live["policy"]["value"] = live["light"]["value"] = step
+        if engine.step(step):
+            saved.append(step)
+            engine.wait()
+    # every 60 steps by the clock, begun anew where it jumped, and the multiples of 50 whatever the clock says
+    if leap_s == -1.0:  # within the interval, which is a second longer; at 50 the first snapshot has everything
+        assert saved == [50, 100, 110, 150, 170]
+    else:
+        assert saved == [20, 50, 80, 100, 140, 150]
+
+
+def test_budget_is_no_debt_for_ever_when_the_clock_goes_back(store: Any, clock: Clock, disk: Disk) -> None:
+    engine, live = engine_of(store, clock, policy=SaveStrategy(every_steps=10))
+    disk.publish_s = 5.0
+    saved = []
+    for step in range(1, 201):
+        clock.now_s += -1e6 if step == 31 else 1.0
+        live["policy"]["value"] = step
+        if engine.step(step):
+            saved.append(step)
+            engine.wait()
+    assert saved[0] == 10 and saved[1] < 120 and 3 <= len(saved) <= 6
+
+
 # --- the budget ---
 
 

@@ -89,6 +89,20 @@ def test_mapping_json_and_yaml_say_the_same(tmp_path: Path) -> None:
         ({"components": {"policy": {"expect_change": "yes"}}}, "components.policy: expect_change='yes'"),
         ({"components": {"policy": {"recent_only": {}}}}, "components.policy.recent_only: recent_only: give rows or"),
         ({"components": {"policy": {"recent_only": 5}}}, "components.policy: recent_only=5"),
+        ({"components": {1: {}}}, "component name 1"),
+        ({"components": {"policy": {"every_steps": "500"}}}, "components.policy: every_steps='500'"),
+        ({"components": {"policy": {"every_steps": [500]}}}, r"components.policy: every_steps=\[500\]"),
+        ({"components": {"policy": {1: 2}}}, "components.policy: unknown key 1"),
+        ({"components": {"policy": None}}, "config: components.policy: expected keys and values, found NoneType"),
+        ({"components": {"policy": {"recent_only": {"rows": "all"}}}}, "policy.recent_only: rows='all'"),
+        ({"queue_size": None}, "config: queue_size=None"),
+        ({"template": ["sac"]}, "config: template .*sac"),
+        ({"aliases": ["policy"]}, "config: aliases: expected roles and lists of paths, found list"),
+        ({"aliases": {"counters": "policy/n"}}, "config: aliases.counters='policy/n': expected a list of leaf paths"),
+        ({"aliases": {"counters": [1]}}, r"config: aliases.counters=\[1\]"),
+        ({"aliases": {"counters": [""]}}, r"config: aliases.counters=\[''\]"),
+        ({"template": "sac", "aliases": {"countrs": ["a"]}}, "config: aliases=.*countrs.*template sac has the roles"),
+        ({"maintenance": 5}, "config: maintenance: int is no setting here"),
         ({"store": {"path": ""}}, "config: store: path=''"),
         ({"store": {"run": "a"}}, "config: store: .*path"),
         ({"store": {"path": "x", "mode": "w"}}, "config: store: unknown key 'mode'"),
@@ -103,13 +117,72 @@ def test_mistake_names_its_key(change: dict[str, Any], message: str) -> None:
         read_config({**WRITTEN, **change})
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"components": {"policy": {"every_steps": 1}}}, "components.policy: dict is no setting here"),
+        ({"components": []}, "components: list is no setting"),
+        ({"store": {"path": "x"}}, "store: dict is no setting"),
+        ({"maintenance": {"every_commits": 5}}, "maintenance: dict is no setting"),
+        ({"aliases": {"counters": "policy/n"}}, "aliases.counters='policy/n'"),
+    ],
+)
+def test_value_made_by_hand_is_checked_like_a_file(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        EngineConfig(**values)
+
+
 def test_file_that_is_missing_or_no_config_says_so(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such config file"):
         read_config(tmp_path / "engine.yaml")
-    for name, text in (("a.json", "{"), ("a.yaml", "a: [1"), ("b.json", "[1]"), ("b.yaml", "- 1")):
-        (tmp_path / name).write_text(text)
+    texts: dict[str, str | bytes] = {
+        "a.json": "{",
+        "a.yaml": "a: [1",
+        "b.json": "[1]",
+        "b.yaml": "- 1",
+        "deep.json": "[" * 100_000,
+        "deep.yaml": "[" * 5_000,
+        "two.yaml": "a: 1\n---\na: 2\n",
+        "code.yaml": "overlap: !!python/object/apply:os.getcwd []",
+        "latin.yaml": "overlap: wärt".encode("latin-1"),
+        "binary.json": bytes(range(256)),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(InvalidInputError, match=name):
             read_config(tmp_path / name)
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        ("a.json", '{"overlap": "skip", "save_budget": 0.1, "overlap": "wait"}', "overlap"),
+        ("b.json", '{"components": {"policy": {"every_steps": 1, "every_steps": 2}}}', "every_steps"),
+        ("a.yaml", "overlap: skip\nsave_budget: 0.1\noverlap: wait\n", "overlap"),
+        ("b.yaml", "components:\n  policy: {every_steps: 1}\n  policy: {every_steps: 2}\n", "policy"),
+    ],
+)
+def test_key_that_is_there_twice_is_a_mistake(tmp_path: Path, name: str, text: str, key: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInputError, match=f"{key} is there twice"):
+        read_config(tmp_path / name)
+
+
+def test_sections_of_a_file_may_be_empty_and_may_be_shared(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("components:\naliases:\nstore:\nmaintenance:\nsave_budget:\n")
+    assert read_config(tmp_path / "a.yaml") == EngineConfig(save_budget=None)
+    (tmp_path / "b.yaml").write_text("components:\n  policy: &often {every_steps: 5}\n  counters: *often\n")
+    often = SaveStrategy(every_steps=5)
+    assert read_config(tmp_path / "b.yaml").components == {"policy": often, "counters": often}
+
+
+def test_file_whose_parts_refer_to_each_other_a_billion_times_is_looked_at_once(tmp_path: Path) -> None:
+    lines = ["a: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    (tmp_path / "a.yaml").write_text("\n".join(lines))
+    with pytest.raises(InvalidInputError, match="unknown key 'a'"):
+        read_config(tmp_path / "a.yaml")
 
 
 def test_yaml_without_its_library_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,29 @@ ENDLESS = {
     sys.stdin.readline()
 print("after the block", flush=True)
 """,
+    "in a save": """
+    import os, signal
+    def capture():
+        if engine.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while engine._stop == 0: pass
+        return {"n": engine.global_step}
+    engine.register("late", capture, load=lambda state: None)
+    engine.save(3)
+    print("after the save", flush=True)
+""",
+    "a save that hangs": """
+    import threading
+    def capture():
+        if threading.current_thread().name == "casckpt-deadline":
+            print("hangs", flush=True)
+            threading.Event().wait()
+        return {"n": engine.global_step}
+    engine.register("late", capture, load=lambda state: None)
+    with engine.pause():
+        print("paused", flush=True)
+        while True: pass
+""",
     "other signals": """
     import signal
     signal.signal(signal.SIGUSR1, lambda number, frame: print("usr1", flush=True))
@@ -138,6 +161,29 @@ def test_deadline_outside_of_a_pause_says_so_and_the_second_signal_ends_at_once(
     with casckpt.open(store_path) as store:
         assert store.steps() == [1]
         assert store.verify().ok
+
+
+def test_second_signal_ends_at_once_when_the_save_at_the_deadline_hangs(store_path: Path) -> None:
+    with training(store_path, "a save that hangs", 0.01) as process:
+        assert out(process) == "paused"
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM: saving" in line(process)
+        assert out(process) == "hangs"
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM again: ending now" in line(process)
+        assert process.wait() == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.steps() == [1]
+        assert store.verify().ok
+
+
+def test_signal_in_the_middle_of_a_save_ends_the_training_when_it_is_durable(store_path: Path) -> None:
+    with training(store_path, "in a save", 1000) as process:
+        told, _ = process.communicate()
+        assert (told, process.returncode) == ("", 128 + signal.SIGTERM)
+    with casckpt.open(store_path) as store:
+        assert store.steps() == [1, 3]
+        assert store.restore() == {"counters": {"n": 2}, "late": {"n": 3}}
 
 
 def test_signal_to_a_forked_worker_is_no_signal_to_the_training(store_path: Path) -> None:

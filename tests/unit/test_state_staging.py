@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from casckpt.errors import BusyError, ConcurrentMutationError
+from casckpt.errors import BusyError, ConcurrentMutationError, StoreWarning
 from casckpt.state import Captured, Staging, capture
 from casckpt.state import staging as module
 
@@ -117,8 +117,8 @@ def test_a_write_during_the_copy_is_refused_and_takes_no_buffer(kind: str, monke
     staging = Staging()
     real = module._Slot.copy
 
-    def copy_while_another_thread_writes(slot: Any, one: Captured) -> None:
-        real(slot, one)
+    def copy_while_another_thread_writes(slot: Any, one: Captured, device: Any) -> None:
+        real(slot, one, device)
         if kind == "torch":
             live["t"].add_(1)
         else:
@@ -132,6 +132,184 @@ def test_a_write_during_the_copy_is_refused_and_takes_no_buffer(kind: str, monke
         live["n"][:] = 0
     monkeypatch.undo()
     staging.stage([captured])
+
+
+# --- what a device copies beside the caller: which blocks, where to, and what waits for it ---
+
+
+class Layer:
+    """A device layer that notes what it is asked for and copies nothing."""
+
+    def __init__(self, lockable: int = 1 << 40) -> None:
+        self.lockable = lockable
+        self.allocated: list[int] = []
+        self.started: list[list[int]] = []
+        self.waited = 0
+
+    def takes(self, source: Any) -> bool:
+        return isinstance(source, Remote)
+
+    def allocate(self, size: int) -> tuple[Any, int]:
+        if size > self.lockable:
+            raise RuntimeError("cudaHostRegister: error 2")
+        self.allocated.append(size)
+        return module._allocate(size)
+
+    def start(self, copies: list[tuple[int, Any]]) -> Any:
+        self.started.append([address for address, _ in copies])
+
+        def wait() -> None:
+            self.waited += 1
+
+        return wait
+
+
+class Remote:
+    """The source of a block that lies on a device, where nobody may read it on the caller's time."""
+
+    def __call__(self, start: int, stop: int) -> memoryview:
+        raise AssertionError("a block of a device was copied by the caller")
+
+
+REMOTE, BESIDE = 5000, 301  # elements of a block on a device, and of one in memory
+
+
+def remote_state() -> tuple[dict[str, torch.Tensor], Captured]:
+    live = {"near": torch.ones(BESIDE), "far": torch.zeros(REMOTE), "column": torch.ones(20, 3)[:, 1]}
+    captured = capture("c", live)
+    captured.blocks.sources[1] = Remote()
+    return live, captured
+
+
+def test_blocks_of_a_device_are_copied_by_its_layer_and_all_others_here() -> None:
+    layer, (_, captured) = Layer(), remote_state()
+    staging = Staging(device=layer)
+    (copy,) = staging.stage([captured])
+    assert layer.started == [[copy.blocks.addresses[1]]]
+    assert [contents(copy)[block] for block in (0, 2)] == [contents_of(captured, block) for block in (0, 2)]
+    assert len(layer.allocated) == 1 and layer.allocated[0] >= 4 * (REMOTE + BESIDE)
+    assert layer.waited == 0  # the caller goes on
+
+
+def contents_of(captured: Captured, block: int) -> bytes:
+    return bytes(captured.blocks.view(block, 0, captured.blocks.size(block)))
+
+
+def test_copies_of_a_device_are_waited_for_once_and_by_whoever_reads_them() -> None:
+    layer = Layer()
+    staging = Staging(device=layer)
+    live, captured = remote_state()
+    first, second = staging.stage([captured]), staging.stage([captured])
+    assert layer.waited == 0
+    staging.settle(second)
+    assert layer.waited == 1
+    staging.settle(first), staging.settle(first)
+    assert layer.waited == 2
+    staging.release(first), staging.release(second)
+    addresses = [one[0].blocks.addresses for one in (first, second)]
+    for _ in range(4):  # the same two buffers, page-locked once
+        staged = staging.stage([captured])
+        assert staged[0].blocks.addresses in addresses
+        staging.settle(staged)
+        staging.release(staged)
+    assert (len(layer.allocated), layer.waited) == (2, 6)
+    assert live["near"][0] == 1.0
+
+
+def test_memory_for_a_device_is_locked_and_touched_when_it_is_reserved() -> None:
+    layer, (_, captured) = Layer(), remote_state()
+    staging = Staging(device=layer)
+    staging.reserve([captured])
+    assert (len(layer.allocated), len(layer.started), layer.waited) == (2, 2, 2)
+    staging.release(staging.stage([captured]))
+    assert len(layer.allocated) == 2
+
+
+def test_component_that_moves_to_a_device_gets_locked_memory_and_back_again_keeps_it() -> None:
+    layer = Layer()
+    staging = Staging(slot_count=1, device=layer)
+    here = capture("c", remote_state()[0])
+    staging.release(staging.stage([here]))
+    assert layer.allocated == []
+    live, there = remote_state()  # other tensors, at other addresses
+    staged = staging.stage([there])
+    assert len(layer.allocated) == 1
+    staging.settle(staged)
+    staging.release(staged)
+    back = capture("c", {name: tensor.clone() for name, tensor in live.items()})
+    (copy,) = staging.stage([back])
+    assert contents(copy) == contents(back) and len(layer.started) == len(layer.allocated) == 1
+
+
+@pytest.mark.parametrize("kind", ["moved", "second component fails"])
+def test_copy_that_is_refused_is_waited_for_before_its_memory_is_used_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = Layer()
+    staging = Staging(device=layer)
+    live, captured = remote_state()
+    others = [capture("d", {"a": torch.ones(7)})]
+    if kind == "moved":
+        live["near"].add_(1)
+        with pytest.raises(ConcurrentMutationError):
+            staging.stage([captured, *others])
+    else:
+        monkeypatch.setattr(module._Slot, "_pair", _out_of_memory_for("d", module._Slot._pair))
+        with pytest.raises(MemoryError):
+            staging.stage([captured, *others])
+    assert (len(layer.started), layer.waited) == (1, 1)
+    assert staging.has_room("c") and staging.latest() == {}
+
+
+def _out_of_memory_for(component: str, real: Any) -> Any:
+    def pair(slot: Any, captured: Captured) -> Any:
+        if captured.component == component:
+            raise MemoryError
+        return real(slot, captured)
+
+    return pair
+
+
+def test_memory_that_cannot_be_locked_is_said_and_the_copy_made_all_the_same() -> None:
+    layer = Layer(lockable=100)
+    staging = Staging(slot_count=1, device=layer)
+    with pytest.warns(StoreWarning, match=r"could not be page-locked \(cudaHostRegister: error 2\)"):
+        staged = staging.stage([remote_state()[1]])
+    assert len(layer.started) == 1
+    staging.settle(staged)
+    assert layer.waited == 1
+
+
+@pytest.mark.full
+def test_without_a_device_nothing_of_cuda_is_touched() -> None:
+    code = (
+        "import torch\n"
+        "def touched(*a, **k): raise AssertionError('CUDA was touched')\n"
+        "for name in ('is_available', 'cudart', 'current_stream', 'Stream', '_lazy_init'):\n"
+        "    setattr(torch.cuda, name, touched)\n"
+        "from casckpt.state import *\n"
+        "s = Staging(); c = capture('c', {'a': torch.ones(1 << 10)}); s.reserve([c]); x = s.stage([c]); s.settle(x)\n"
+        "print('untouched')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("untouched\n", "")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copy_from_a_gpu_is_of_one_instant_however_long_it_takes() -> None:
+    weights = torch.arange(1 << 26, dtype=torch.float32, device="cuda")
+    expected = weights.cpu()
+    staging = Staging()
+    captured = capture("c", {"w": weights, "here": torch.ones(3)})
+    staging.reserve([captured])
+    before = torch.cuda.memory_allocated()
+    staged = staging.stage([captured])
+    assert torch.cuda.memory_allocated() == before  # no second copy in device memory
+    weights.zero_()  # queued behind the copy
+    staging.settle(staged)
+    assert contents(staged[0])[0] == expected.numpy().tobytes()
+    torch.cuda.synchronize()
+    assert not weights.any()
 
 
 @pytest.mark.full
