@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chains, commit, engine, footprint, replay, restore, scale, stall
+from benchmarks import chains, commit, engine, footprint, replay, replay_peers, restore, scale, stall
 from benchmarks._harness import MIB, Measurement, Settings
 from benchmarks._machine import facts, file_system
 
@@ -32,8 +32,10 @@ ROWS: dict[str, Row] = {
     "T7": commit.light,
     "T8": scale.scale,
     "T9": replay.replay,
-    "T9p": replay.peers,
+    "T9p": replay_peers.peers,
+    "R01": replay.pool,
     "T10": footprint.memory,
+    "T10r": replay.memory,
     "T11": footprint.startup,
     "T12": footprint.overhead,
 }

@@ -39,17 +39,23 @@ def main(case: str, folder: str, size_bytes: int) -> None:
 
 
 def _peak_beyond_start(action: Callable[[], object]) -> int:
-    gc.collect()
-    with open("/proc/self/clear_refs", "w") as control:
-        control.write(RESET_PEAK)
-    before = _status_bytes("VmRSS")
+    reset_peak()
+    before = status_bytes("VmRSS")
     kept = action()
-    peak = _status_bytes("VmHWM")
+    peak = status_bytes("VmHWM")
     del kept
     return peak - before
 
 
-def _status_bytes(name: str) -> int:
+def reset_peak() -> None:
+    """Let the high-water mark start anew."""
+    gc.collect()
+    with open("/proc/self/clear_refs", "w") as control:
+        control.write(RESET_PEAK)
+
+
+def status_bytes(name: str) -> int:
+    """A size that the kernel tells of this process."""
     with open("/proc/self/status") as lines:
         for line in lines:
             key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""T9: replay buffers. A commit costs the new rows, opening and a first batch cost what they read.
+"""T9, R01: replay buffers. A commit costs the new rows, opening and a first batch cost what they read.
 
 The ring is full from the start: observations (84 × 84 noise, so that nothing compresses), actions, rewards and flags.
 Each timed commit follows 1 % of new rows.
@@ -6,17 +6,17 @@ Each timed commit follows 1 % of new rows.
 
 from __future__ import annotations
 
-import functools
 import itertools
+import json
 import os
-import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
 import numpy as np
-import torch
+from blake3 import blake3
 
 import casckpt
 from benchmarks._baselines import hash_all, preallocate, thread_pool, write_and_sync
@@ -27,9 +27,11 @@ ROW_SHARE = 100  # a commit brings one row in so many
 FIXED_S = 0.005  # what T9 allows a commit beside the rows
 BATCH_ROWS = 256
 RESTORE_COUNT = 3
+STALL_SHARES = (1000, 100, 20)  # one new row in so many
+COMMITS, KEPT = 60, 7  # of R01, and the one that is restored at the end
 
 
-class _Buffer:
+class FullRing:
     """A full ring of about `size_bytes`, and its rows to come."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -43,6 +45,7 @@ class _Buffer:
         while self.total < self.capacity:
             self.add(min(4096, self.capacity - self.total))
         self.row_size = size_bytes // self.capacity
+        self.exact_row_size = sum(column[:1].nbytes for column in self.columns().values())
 
     def add(self, row_count: int) -> None:
         """Write random rows."""
@@ -62,7 +65,7 @@ class _Buffer:
 
 def replay(settings: Settings) -> Iterator[Measurement]:
     """T9: commits of 1 % new rows, by counter and by digest; opening and first batch beside a full load."""
-    buffer = _Buffer(settings.size_bytes)
+    buffer = FullRing(settings.size_bytes)
     new_rows = max(1, buffer.capacity // ROW_SHARE)
     plain = np.random.default_rng(1).integers(0, 256, new_rows * buffer.row_size, dtype=np.uint8).data
     steps = itertools.count(1)
@@ -89,74 +92,76 @@ def replay(settings: Settings) -> Iterator[Measurement]:
         yield from _opening(f"{folder}/store", buffer)
 
 
-def _stall(settings: Settings, store: Any, ring: Ring, buffer: _Buffer, steps: Iterator[int]) -> Iterator[Measurement]:
-    """How long `commit_async` holds the training: as long as copying the new rows, whatever the ring holds."""
-    stalls: dict[int, list[float]] = {}
-    for rows in (buffer.capacity // 1000, buffer.capacity // 100, buffer.capacity // 20):
+def _stall(settings: Settings, store: Any, ring: Ring, buffer: FullRing, steps: Iterator[int]) -> Iterator[Measurement]:
+    """How long `commit_async` holds the training, beside copying the new rows once: it knows nothing of the others."""
+    stalls: list[list[float]] = []
+    warm = np.zeros(buffer.capacity // STALL_SHARES[-1] * buffer.row_size, np.uint8)
+    for share in STALL_SHARES:
+        rows = max(1, buffer.capacity // share)
+        plain = np.ones(rows * buffer.row_size, np.uint8)
+        copies: list[float] = []
+        stalls.append([])
         for _ in range(settings.pair_count + 1):
-            buffer.add(max(1, rows))
+            buffer.add(rows)
+            copies.append(timed(Timed(lambda _, plain=plain: np.copyto(warm[: len(plain)], plain))))
             handle = store.commit_async(next(steps), {"replay": ring})
             handle.result()
-            stalls.setdefault(rows, []).append(handle.stall_s)
-        case = f"stall of commit_async, {rows} new rows"
-        yield absolute("T9", case, [1e3 * seconds for seconds in stalls[rows][1:]], "ms", target=None)
+            stalls[-1].append(handle.stall_s)
+        texts = [rate(median(seconds[1:]), None) for seconds in (stalls[-1], copies)]
+        case = f"stall of commit_async, {rows} new rows of {buffer.capacity}"
+        figures = [1e3 * seconds for seconds in stalls[-1][1:]]
+        yield absolute("T9", case, figures, "ms", target=None, subject=texts[0], baseline=texts[1])
+    one, five = median(stalls[1][1:]), median(stalls[2][1:])
+    case = "stall, 5 % ÷ 1 % new rows (5 is proportional)"
+    yield absolute("T9", case, [five / one], "×", target=7.5, subject=rate(five, None), baseline=rate(one, None))
 
 
-def peers(settings: Settings) -> Iterator[Measurement]:
-    """T9p: a checkpoint of a ring with 1 % new rows, in seconds and bytes, ÷ the same written whole as people do it."""
-    buffer = _Buffer(settings.size_bytes)
+def pool(settings: Settings) -> Iterator[Measurement]:
+    """R01: bytes that each of 60 commits adds; an early one restored exactly at the end, those before it retired."""
+    buffer = FullRing(settings.size_bytes)
     new_rows = max(1, buffer.capacity // ROW_SHARE)
-    steps = itertools.count(1)
-    for name, write in _PEERS.items():
-        with scratch(settings) as folder, casckpt.open(f"{folder}/store", create=True) as store:
-            ring = buffer.ring("counter")
-            store.commit(next(steps), {"replay": ring})
+    sizes, expected = [], b""
+    with scratch(settings) as folder, casckpt.open(f"{folder}/store", create=True) as store:
+        ring = buffer.ring("counter")
+        store.commit(0, {"replay": ring})
+        for step in range(1, COMMITS + 1):
+            buffer.add(new_rows)
             before = folder_size(store.path)
-            count = itertools.count()
-
-            def commit(_: Any, store: Any = store, ring: Ring = ring, count: Iterator[int] = count) -> None:
-                next(count)
-                store.commit(next(steps), {"replay": ring})
-
-            subject = Timed(commit, lambda: buffer.add(new_rows), syncs=settings.syncs)
-            whole = functools.partial(write, f"{folder}/whole")
-            baseline = Timed(whole, buffer.columns, syncs=settings.syncs)
-            pairs = paired(subject, baseline, settings.pair_count)
-            yield pairs.measurement("T9p", f"time ÷ {name} of the whole ring", target=1.0)
-            added = (folder_size(store.path) - before) / next(count)
-            size = os.path.getsize(f"{folder}/whole")
-            case = f"bytes added ÷ {name} of the whole ring"
-            subject_size, whole_size = f"{added / MIB:.2f} MiB", f"{size / MIB:.2f} MiB"
-            yield absolute("T9p", case, [added / size], "×", target=0.05, subject=subject_size, baseline=whole_size)
+            store.commit(step, {"replay": ring})
+            sizes.append(folder_size(store.path) - before)
+            if step == KEPT:
+                slots = np.arange(buffer.total, buffer.total + buffer.capacity) % buffer.capacity
+                expected = _digest({name: column[slots] for name, column in buffer.columns().items()})
+        mean, allowed = sum(sizes) / len(sizes), 1.2 * new_rows * buffer.exact_row_size + 4096
+        case = f"bytes added by a commit, mean of {COMMITS} ÷ (1.2 × new rows + 4 KiB)"
+        texts = {"subject": f"{mean / MIB:.3f} MiB", "baseline": f"{allowed / MIB:.3f} MiB"}
+        yield absolute("R01", case, [mean / allowed], "×", target=1.0, **texts)
+        for step in range(KEPT):
+            store.retire(step)
+        view = store.restore(KEPT)["replay"]
+        wrong = 100.0 * (_digest(view.rows(view.first, view.total)) != expected)
+        yield absolute("R01", f"commit {KEPT} restored after commit {COMMITS}, wrong", [wrong], "%", target=0.0)
 
 
-def _pickle(path: str, columns: dict[str, Any]) -> None:
-    with open(path, "wb") as file:
-        pickle.dump(columns, file, protocol=5)
-        file.flush()
-        os.fsync(file.fileno())
+def memory(settings: Settings) -> Iterator[Measurement]:
+    """T10r: resident memory of a process with a full ring, over 100 commits and 10 restores."""
+    with scratch(settings) as folder:
+        command = [sys.executable, "-m", "benchmarks._ring_memory_child", folder, str(settings.size_bytes)]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for case, extra in json.loads(out).items():
+        target = None if "peak" in case else 16.0
+        yield absolute("T10r", case, [extra / MIB], "MiB", target=target)
 
 
-def _torch_save(path: str, columns: dict[str, Any]) -> None:
-    with open(path, "wb") as file:
-        torch.save({name: torch.from_numpy(column) for name, column in columns.items()}, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _hdf5(path: str, columns: dict[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
-        for name, column in columns.items():
-            file.create_dataset(name, data=column)
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())
-
-
-_PEERS = {"pickle": _pickle, "torch.save": _torch_save, "HDF5": _hdf5}
+def _digest(columns: dict[str, Any]) -> bytes:
+    hashed = blake3()
+    for name in sorted(columns):
+        hashed.update(np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data)
+    return hashed.digest()
 
 
 def _by_digest(
-    settings: Settings, store: Any, buffer: _Buffer, new_rows: int, steps: Iterator[int]
+    settings: Settings, store: Any, buffer: FullRing, new_rows: int, steps: Iterator[int]
 ) -> Iterator[Measurement]:
     """The same commits where every row is read and hashed."""
     ring = buffer.ring("digest")
@@ -170,7 +175,7 @@ def _by_digest(
     yield pairs.measurement("T9", "digest, 1 % new rows ÷ blake3 of the ring", target=None)
 
 
-def _opening(path: str, buffer: _Buffer) -> Iterator[Measurement]:
+def _opening(path: str, buffer: FullRing) -> Iterator[Measurement]:
     """A new handle, the restored view and one batch of the newest rows, beside a load of all rows."""
     shares, first, full = [], [], []
 

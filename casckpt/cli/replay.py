@@ -72,6 +72,8 @@ def show(path: str, ref: str, component: str, run: str | None, as_json: bool) ->
 @click.option("--format", "file_format", type=click.Choice(FORMATS), help="[default: by the ending of FILE]")
 @click.option("--column", "columns", multiple=True, metavar="NAME", help="A column; repeatable. [default: all]")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="The newest rows alone.")
+@click.option("--since-step", type=int, metavar="N", help="Rows alone that were first committed at this step or later.")
+@click.option("--max-age", type=click.FloatRange(min=0), metavar="SECONDS", help="The same, by time before REF.")
 @run_option
 @json_option
 def export(
@@ -82,6 +84,8 @@ def export(
     file_format: str | None,
     columns: tuple[str, ...],
     last: int | None,
+    since_step: int | None,
+    max_age: float | None,
     run: str | None,
     as_json: bool,
 ) -> None:
@@ -95,7 +99,7 @@ def export(
         raise InvalidInputError(f"{file}: which format? Name the file .arrow or .parquet, or give --format.")
     with looking(path) as (store, inspection):
         snapshot, view = _find(store, inspection, ref, component, run)
-        view = view if last is None else view.trimmed(rows=last)
+        view = view.trimmed(rows=last, since_step=since_step, max_age_s=max_age)
         row_count = _write(view, file, kind, list(columns) or None)
         if as_json:
             _print_json(store, snapshot, component, view, {"path": file, "format": kind, "rows": row_count})

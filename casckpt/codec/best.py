@@ -15,7 +15,7 @@ from casckpt.codec.contract import Encoded
 from casckpt.codec.difference import encode_difference
 from casckpt.codec.forms import size_of
 from casckpt.codec.frames import Frames, encode_frames
-from casckpt.codec.level import decode_cost
+from casckpt.codec.level import PLAIN, decode_cost
 from casckpt.codec.memory import Limits, Memory
 
 _FRAMES_GAIN = 0.9  # of the size without a base: what frames with a base have to stay under
@@ -67,6 +67,8 @@ def encode_best(
     """
     if _is_constant(plain, itemsize):
         return Best(choose.encode(plain, itemsize))
+    if limits.level is PLAIN:
+        return Best(raw.encode(plain))
     if frames is not None and memory.is_frames_due():
         found = _as_frames(plain, frames, memory, bases, limits)
         memory.learn_frames(has_paid=found is not None)

@@ -63,6 +63,7 @@ LEVELS: Final[Mapping[str, Level]] = {
     )
 }
 DEFAULT_LEVEL = "balanced"
+PLAIN: Final = Level("plain", 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, has_predictions=False)  # as it is, to be mapped
 
 
 def find_level(name: object) -> Level:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from casckpt.codec import decode_into
-from casckpt.digest import digest
+from casckpt.digest import digest, hasher
 from casckpt.errors import CasckptError, CorruptionError, IncompleteError, StorageError, StoreWarning
 from casckpt.format.record import CODEC_RAW, RecordHeader, decode_header
 from casckpt.ids import ObjectId
@@ -31,7 +31,7 @@ from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import graph, pool
 from casckpt.objects.packs import pack_path, trash_path
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import File, is_out_of_descriptors
+from casckpt.storage.fs import File, FileMap, is_out_of_descriptors
 
 _OPEN_PACKS_MAX = 64
 _NOT_A_FILE = (errno.EINVAL, errno.ELOOP)  # a folder, a link: damage of the store, not of the disk
@@ -148,6 +148,33 @@ class ObjectReader:
         for job in self._jobs(list(zip(requests, places, strict=True)), _raise_tagged):
             job()
         return dict(zip(unique, out, strict=True))
+
+    def map(self, object_id: ObjectId, size: int) -> FileMap | None:
+        """A raw object's bytes where they lie in a pack, as private memory; None where no good record is raw.
+
+        They are hashed first, read through the descriptor: a file that ends too early is an error there, and would be
+        the end of the process in the map.
+        """
+        (places,) = self.locate([object_id])
+        for place in places:
+            if place.is_inline or place.codec != CODEC_RAW or place.plain_size != size:
+                continue
+            with contextlib.suppress(CasckptError):  # who then reads it is told what is wrong
+                file, offset = self._file(place, None)
+                start = offset + place.header_size
+                found = file.map(start, size) if self._is_there(object_id, file, start, size) else None
+                if found is not None:
+                    return found
+        return None
+
+    def _is_there(self, object_id: ObjectId, file: File, start: int, size: int) -> bool:
+        hashed, piece = hasher(), self._scratch("plain", min(size, CHUNK_SIZE))
+        for at in range(0, size, CHUNK_SIZE):
+            part = piece[: min(CHUNK_SIZE, size - at)]
+            if file.read_into(part, start + at) != len(part):
+                return False
+            hashed.update(part)
+        return bool(hashed.digest() == object_id)
 
     def prove_each(
         self, requests: Sequence[Request], places: Sequence[list[Place]]

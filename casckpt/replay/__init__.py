@@ -3,7 +3,7 @@
 * `Ring` is what takes part in a commit: a buffer, how far its old rows are trusted, what of it is kept
 * `Arrays` and `Sliced` adapt dicts of arrays, tensors and memory maps, and buffers that only have a length and slices;
   `Buffer` is what an adapter of your own has
-* `RingView` is a stored ring: rows by number, read when they are asked for
+* `RingView` is a stored ring: rows by number, read when they are asked for; `MappedRows` are rows of it where they lie
 
 Names are loaded when they are first used: what only lists a store needs no NumPy.
 """
@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from casckpt.replay.arrays import Arrays
     from casckpt.replay.contract import Buffer, Position
+    from casckpt.replay.mapped import MappedRows
     from casckpt.replay.ring import Ring
     from casckpt.replay.sliced import Sliced
     from casckpt.replay.view import RingView
 
-__all__ = ["Arrays", "Buffer", "Position", "Ring", "RingView", "Sliced"]
+__all__ = ["Arrays", "Buffer", "MappedRows", "Position", "Ring", "RingView", "Sliced"]
 
 _LAZY = {
     "Arrays": "casckpt.replay.arrays",
     "Buffer": "casckpt.replay.contract",
+    "MappedRows": "casckpt.replay.mapped",
     "Position": "casckpt.replay.contract",
     "Ring": "casckpt.replay.ring",
     "RingView": "casckpt.replay.view",

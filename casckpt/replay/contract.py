@@ -8,10 +8,13 @@ a live buffer or put back into one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from casckpt.errors import InvalidInputError
 from casckpt.replay.segments import Range
+
+if TYPE_CHECKING:
+    from casckpt.replay.mapped import Map
 
 
 class Position(NamedTuple):
@@ -114,3 +117,9 @@ class RowSource(Protocol):
 
     def prove(self, start: int, stop: int) -> None:
         """Read and hash everything that rows [start, stop) lie in, keeping nothing."""
+
+    def map(self, start: int, stop: int, names: Sequence[str]) -> dict[str, tuple[Map, memoryview]]:
+        """Of columns of rows that lie in one segment, those that can be mapped, with the memory of these rows."""
+
+    def first_step_within(self, age_s: float) -> int:
+        """The first step that was committed at most `age_s` seconds before the ring's own snapshot was."""

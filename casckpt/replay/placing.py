@@ -73,8 +73,8 @@ class Placing:
             rule = "Ring(on_capacity='newest')"
             found.append(Difference(f"{name}/capacity", str(self._stored.capacity), str(self._capacity), rule))
         is_stuck = self._ring.buffer.mutable() and not hasattr(self._ring.buffer, "rearrange")
-        if is_stuck and self.moves:
-            what = "a mutable part by slot, with rows in other slots"
+        if is_stuck and (self.moves or self.is_resized or self.row_count < self._stored.held):
+            what = "a mutable part by slot, with rows left out, in other slots, or in a ring of another capacity"
             found.append(Difference(f"{name}/mutable", "all rows in a ring of the same capacity", what))
         live = self._ring.columns()
         for column in [*self._source.columns, *(key for key in live if key not in self._source.columns)]:

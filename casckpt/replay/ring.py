@@ -114,10 +114,13 @@ class Ring:
         keep_steps: store only rows that were first committed at most so many steps ago.
         episode_end: the column, or key of a mutable mapping, that is true in the last row of an episode.
         on_capacity: what a restore into another capacity does: "refuse", or "newest" (keep the newest that fit).
+        is_raw: store rows as they are, each column of a segment in one piece, so that `RingView.mapped` can map them.
+            Costs their plain size on disk, and a read of a single row that of its column in the segment.
 
     Raises:
         InvalidInputError: `trust="counter"` for a buffer without a counter; an argument out of range; a column whose
-            rows do not lie one after the other; `episode_end` that is nowhere.
+            rows do not lie one after the other; `episode_end` that is nowhere; rows to be left out of a buffer with a
+            mutable part that cannot follow them.
         UnsupportedStateError: a column of a type that is not stored; `path` names it.
     """
 
@@ -130,6 +133,7 @@ class Ring:
         keep_steps: int | None = None,
         on_capacity: str = "refuse",
         episode_end: str | None = None,
+        is_raw: bool = False,
     ) -> None:
         if not isinstance(buffer, Buffer):
             raise InvalidInputError(
@@ -145,6 +149,7 @@ class Ring:
         self.trust, self.on_capacity = trust, on_capacity
         self.keep_rows, self.keep_steps = keep_rows, keep_steps
         self.episode_end = episode_end
+        self.is_raw = is_raw
         self._offset = 0  # the store's number of a row minus the buffer's
         self._last: Take | None = None
         self._derived: Position | None = None  # the last position of a buffer without a counter, with rows counted
@@ -157,6 +162,11 @@ class Ring:
         columns = self.columns()
         if not columns:
             raise InvalidInputError("a ring without columns: there is nothing to store")
+        if (keep_rows or keep_steps) and buffer.mutable() and not hasattr(buffer, "rearrange"):
+            raise InvalidInputError(
+                "keep_rows and keep_steps leave rows out, and this buffer keeps something by slot beside its rows "
+                "(mutable) that cannot follow: nothing could be restored. Store all rows, or give it rearrange()."
+            )
         if episode_end is not None and self._ends() is None:
             raise InvalidInputError(f"episode_end={episode_end!r}: no column, and no key of a mutable mapping")
         self._kinds = {name: column.kind for name, column in columns.items()}
@@ -373,13 +383,19 @@ class Ring:
         return {**numbers, "columns": empty, "mutable": self.buffer.mutable()}
 
     def restoring(
-        self, *, rows: int | None = None, since_step: int | None = None, open_episode: str = "continue"
+        self,
+        *,
+        rows: int | None = None,
+        since_step: int | None = None,
+        max_age_s: float | None = None,
+        open_episode: str = "continue",
     ) -> Restoring:
         """This ring as a target that takes less than everything.
 
         Args:
             rows: at most so many of the newest rows.
             since_step: only rows that were first committed at this step or later.
+            max_age_s: only rows that were first committed at most so many seconds before the snapshot that is restored.
             open_episode: "continue", or "truncate": the newest row becomes the last of its episode, where
                 `episode_end` is not true in it, so that no later row is taken for its successor.
         """
@@ -388,7 +404,8 @@ class Ring:
         _check_choice("open_episode", open_episode, EPISODE_RULES)
         if open_episode == "truncate" and not hasattr(self._ends(), "__setitem__"):
             raise InvalidInputError(f"open_episode='truncate': slices of {self.episode_end!r} cannot be assigned")
-        return Restoring(self, rows, since_step, open_episode)
+        trim = Trim(rows, since_step, max_age_s)
+        return Restoring(self, trim, open_episode)
 
     def cold(self, dependents: Mapping[str, Callable[[], object]] | None = None, *, reset: bool = False) -> Restoring:
         """This ring as a target that starts empty although rows are stored; the report says so.
@@ -405,13 +422,20 @@ class Ring:
         return f"<casckpt ring of {position.held}/{position.capacity} rows, trust={self.trust!r}>"
 
 
+class Trim(NamedTuple):
+    """What of a stored ring is wanted, as the arguments of `RingView.trimmed`."""
+
+    rows: int | None = None
+    since_step: int | None = None
+    max_age_s: float | None = None
+
+
 @dataclass(frozen=True)
 class Restoring:
     """A ring as a target of a restore, and how much of it is wanted; see `Ring.restoring` and `Ring.cold`."""
 
     ring: Ring
-    rows: int | None = None
-    since_step: int | None = None
+    trim: Trim = field(default_factory=Trim)
     open_episode: str = "continue"
     is_cold: bool = False
     dependents: Mapping[str, Callable[[], object]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from casckpt.format.structure import VERSION, Leaf, Structure
 from casckpt.format.structure import Mapping as MappingNode
 from casckpt.limits import SEGMENT_SIZE_MAX
 from casckpt.replay.contract import Column, RowSource, Wanted
+from casckpt.replay.mapped import MappedRows
 from casckpt.state.build import LeafMemory
 
 if TYPE_CHECKING:
@@ -140,6 +141,23 @@ class RingView:
         for start, stop in reversed(pieces) if newest_first else pieces:
             yield start, self.rows(start, stop, columns)
 
+    def mapped(self, columns: Sequence[str] | None = None, *, newest_first: bool = False) -> Iterator[MappedRows]:
+        """All rows in pieces of at most a segment, as private maps of the store's files where they are stored raw.
+
+        What cannot be mapped is read into new memory; `MappedRows.mapped` says which columns are maps.
+
+        Cost: hashing the columns; no memory beside what is not mapped.
+
+        Raises:
+            As `batches`.
+        """
+        names = [name for name, _ in self._described(list(self.columns) if columns is None else list(columns))]
+        pieces = self._pieces()
+        for start, stop in reversed(pieces) if newest_first else pieces:
+            maps = self._source.map(start, stop, names)
+            read = self.rows(start, stop, [name for name in names if name not in maps])
+            yield MappedRows(start, stop, self.columns, maps, read)
+
     def _allocate(self, row_count: int, columns: Sequence[str] | None) -> tuple[dict[str, memoryview], MakeArrays]:
         """Memory for rows by column, and what makes arrays of it once it is filled."""
         return allocate(self._described(list(self.columns) if columns is None else list(columns)), row_count)
@@ -152,16 +170,28 @@ class RingView:
 
     # --- less of it ---
 
-    def trimmed(self, *, rows: int | None = None, since_step: int | None = None) -> RingView:
+    def trimmed(
+        self, *, rows: int | None = None, since_step: int | None = None, max_age_s: float | None = None
+    ) -> RingView:
         """The same ring without its older rows.
 
         Args:
             rows: at most so many.
             since_step: only rows that were first committed at this step or later.
+            max_age_s: only rows that were first committed at most so many seconds before this snapshot, by the
+                writers' clocks.
+
+        Raises:
+            InvalidInputError: a negative number.
         """
+        for name, value in (("rows", rows), ("max_age_s", max_age_s)):
+            if value is not None and value < 0:
+                raise InvalidInputError(f"{name}={value}: expected at least 0, or None for everything")
         first = self._first
         if rows is not None:
             first = max(first, self.total - rows)
+        if max_age_s is not None:
+            since_step = max(self._source.first_step_within(max_age_s), since_step or 0)
         if since_step is not None:
             old = [each.stop for each in self._source.segments if each.step is not None and each.step < since_step]
             first = max([first, *old])
@@ -183,15 +213,30 @@ class RingView:
 
     # --- Arrow ---
 
-    def to_arrow(self, columns: Sequence[str] | None = None, *, is_lazy: bool = False) -> Any:
+    def to_arrow(self, columns: Sequence[str] | None = None, *, form: str = "table") -> Any:
         """The rows as Arrow data, one record batch for each segment.
 
+        Args:
+            columns: names; None for all.
+            form: "table"; "reader", for one pass that holds a segment at a time; or "dataset", which Arrow, DuckDB and
+                Polars scan as often as they like: each segment is a fragment, read when a scan comes to it, with all
+                columns of the dataset, so name those that you need. Arrow reads a few fragments ahead.
+
         Returns:
-            A `pyarrow.Table`; with `is_lazy` a `pyarrow.RecordBatchReader` that reads a segment when it is asked for.
-            Shapes and dtypes that Arrow has not are in the schema's metadata.
+            A `pyarrow.Table`, `pyarrow.RecordBatchReader` or `pyarrow.dataset.Dataset`. Shapes and dtypes that Arrow
+            has not are in the schema's metadata. A dataset lives as long as the store is open.
+
+        Raises:
+            InvalidInputError: another form.
+            NotFoundError: no such column.
+            As `rows`, where and when rows are read.
         """
+        if form not in ("table", "reader", "dataset"):
+            raise InvalidInputError(f"form={form!r}: expected table, reader or dataset")
+        if form == "dataset":
+            return self._arrow_dataset(columns)
         reader = self._arrow_reader(columns)
-        return reader if is_lazy else reader.read_all()
+        return reader if form == "reader" else reader.read_all()
 
     def write(self, path: str, file_format: str, columns: Sequence[str] | None = None) -> int:
         """Write the rows as a new file, "arrow" (IPC) or "parquet", synced; returns how many. Memory: one segment.
@@ -206,17 +251,27 @@ class RingView:
     def _arrow_reader(self, columns: Sequence[str] | None) -> Any:
         from casckpt.replay import _arrow
 
-        names = list(self.columns) if columns is None else list(columns)
-        described = dict(self._described(names))
-        facts = {"first_row": self._first, "total": self.total, "capacity": self.capacity}
-        places = {"head": self.head, "tail": self.tail}
-        return _arrow.reader(described, self._raw_batches(names), {**facts, **places})
+        described = dict(self._described(list(self.columns) if columns is None else list(columns)))
+        batches = (self._raw_batch(start, stop, list(described)) for start, stop in self._pieces())
+        return _arrow.reader(described, batches, self._facts())
 
-    def _raw_batches(self, names: Sequence[str]) -> Iterator[tuple[int, int, dict[str, memoryview]]]:
-        for start, stop in self._pieces():
-            memory, _ = self._allocate(stop - start, names)
-            self._source.read([Wanted(start, stop, memory)])
-            yield start, stop - start, memory
+    def _arrow_dataset(self, columns: Sequence[str] | None) -> Any:
+        from casckpt.replay import _arrow
+
+        described = dict(self._described(list(self.columns) if columns is None else list(columns)))
+        stops = dict(self._pieces())
+        return _arrow.dataset(
+            described, list(stops), lambda start: self._raw_batch(start, stops[start], list(described)), self._facts()
+        )
+
+    def _facts(self) -> dict[str, int]:
+        numbers = {"first_row": self._first, "total": self.total, "capacity": self.capacity}
+        return {**numbers, "head": self.head, "tail": self.tail}
+
+    def _raw_batch(self, start: int, stop: int, names: Sequence[str]) -> tuple[int, dict[str, memoryview]]:
+        memory, _ = self._allocate(stop - start, names)
+        self._source.read([Wanted(start, stop, memory)])
+        return stop - start, memory
 
     def segments(self) -> list[tuple[int, int, int]]:
         """(first row, rows, step that stored them) of each segment that rows of this view lie in."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import stat
 import sys
@@ -59,6 +60,9 @@ class File(Protocol):
         """Make the content durable. Raises StorageError, and raises it again at every later call."""
 
     def size(self) -> int: ...
+
+    def map(self, offset: int, size: int) -> FileMap | None:
+        """A range as private memory; None where this cannot be done, or the file is shorter."""
 
     def close(self) -> None: ...
 
@@ -153,6 +157,39 @@ def typed_error(error: OSError, operation: str, path: str) -> StorageError:
 _open_files: weakref.WeakSet[LocalFile] = weakref.WeakSet()
 
 
+class FileMap:
+    """A range of a file as memory. Private: what is written into it stays there. It holds a descriptor of its own, so
+    that it outlives the file's name.
+
+    A page that the file has no longer ends the process when it is touched. That happens when a file is cut short in
+    place, which nothing of casckpt does; `check` finds it before.
+
+    Attributes:
+        memory: the range, writable.
+    """
+
+    def __init__(self, path: str, mapped: mmap.mmap, start: int, stop: int) -> None:
+        self.path = path
+        self._mapped, self._stop = mapped, stop
+        self.memory = memoryview(mapped)[start:]
+
+    def check(self) -> None:
+        """Find out whether the memory may be touched.
+
+        Raises:
+            StorageError: the file is shorter than it was.
+        """
+        with _typed("stat", self.path):
+            size = self._mapped.size()
+        if size < self._stop:
+            raise StorageError(
+                f"{self.path}: {size} bytes, mapped up to {self._stop}: it was cut short since, and must not be "
+                "touched there. Run `casckpt verify`.",
+                path=self.path,
+                errno=errno.EIO,
+            )
+
+
 class LocalFile:
     """A file of the local file system, by descriptor."""
 
@@ -227,6 +264,16 @@ class LocalFile:
     def size(self) -> int:
         with _typed("stat", self.path):
             return os.fstat(self._descriptor).st_size
+
+    def map(self, offset: int, size: int) -> FileMap | None:
+        if self._descriptor < 0:
+            return None  # closed: -1 would map fresh zeros
+        first = offset - offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(self._descriptor, offset + size - first, access=mmap.ACCESS_COPY, offset=first)
+        except (OSError, ValueError):
+            return None
+        return FileMap(self.path, mapped, offset - first, offset + size)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

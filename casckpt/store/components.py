@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from casckpt.codec.level import COST_MAX, COST_UNIT, OPENING_SIZE, Level
+from casckpt.codec.level import COST_MAX, COST_UNIT, OPENING_SIZE, PLAIN, Level
 from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CorruptionError
 from casckpt.format import wire
@@ -31,7 +31,7 @@ from casckpt.format.snapshot import (
     Snapshot,
 )
 from casckpt.ids import ObjectId
-from casckpt.limits import NODE_FANOUT, PREDICTED_SIZE_MIN
+from casckpt.limits import CHUNK_SIZE_MAX, NODE_FANOUT, PREDICTED_SIZE_MIN
 from casckpt.objects.chunks import ChunkTask
 from casckpt.objects.writer import ObjectWriter
 from casckpt.replay.ring import StoredRing
@@ -154,6 +154,7 @@ class Components:
         self._shapes: dict[str, _Shape] = {}
         self._row_memories: dict[tuple[str, int], Memory] = {}  # of rings, by component and column
         self._condemned = -1
+        self._raw: set[str] = set()  # rings of the draft whose rows are stored as they are
 
     def stand_at(self, known: dict[str, Known], relations: Relations | None = None) -> None:
         """Compare with these components from now on; those not among them are read from the store when needed.
@@ -181,7 +182,12 @@ class Components:
         return plan_layout(captured.structure.blocks, len(captured.scalars), self._chunk_size_of(key, captured))
 
     def _chunk_size_of(self, key: str, captured: Captured) -> int:
-        return segment_chunk_size(captured.structure, self._chunk_size) if is_segment(key) else self._chunk_size
+        if not is_segment(key):
+            return self._chunk_size
+        return segment_chunk_size(captured.structure, CHUNK_SIZE_MAX if self._is_raw(key) else self._chunk_size)
+
+    def _is_raw(self, key: str) -> bool:
+        return is_segment(key) and key.partition(SEPARATOR)[0] in self._raw
 
     def stored_ring(self, name: str, parent: Snapshot | None, check: WholenessCheck) -> StoredRing | None:
         """The ring that a component of the position is, if every file it lies in is as it should be."""
@@ -211,6 +217,7 @@ class Components:
                 each.sources = None  # a condemned pack may still lie there with its size, and is no source any more
                 if each.ring is not None:
                     each.ring.sources.clear()
+        self._raw = {name for name, take in draft.takes.items() if take.ring.is_raw}
         trusted = self._trusted([*draft.names, *draft.inherit], parent, check)
         rings = self._rings(draft, trusted, parent)
         plans = self._plan(draft, trusted, rings, writer)
@@ -363,7 +370,10 @@ class Components:
             name: Numbered(plan.layout, first) for (name, plan), first in zip(plans.items(), firsts, strict=False)
         }
         predictions = Predictions(relations, numbered, self._chunk_size) if relations else None
-        levels = {name: draft.levels.get(name.partition(SEPARATOR)[0], self._level) for name in plans}
+        levels = {
+            name: PLAIN if self._is_raw(name) else draft.levels.get(name.partition(SEPARATOR)[0], self._level)
+            for name in plans
+        }
         level_limits = _limits([(levels[name], plan.chunks) for name, plan in plans.items()])
         tasks: list[ChunkTask] = []
         for name, plan in plans.items():
@@ -371,7 +381,8 @@ class Components:
             if previous is not None and not _is_laid_out_alike(previous, plan.captured):
                 previous = None
             own = self._tasks_of(name, plan, level_limits[levels[name]], previous, predictions)
-            tasks += with_frames(own, len(tasks), plan.captured.structure, plan.layout) if is_segment(name) else own
+            has_frames = is_segment(name) and not self._is_raw(name)
+            tasks += with_frames(own, len(tasks), plan.captured.structure, plan.layout) if has_frames else own
         for at in operand_positions(tasks):
             tasks[at] = tasks[at]._replace(limits=tasks[at].limits._replace(is_operand=True))
         return tasks

@@ -31,6 +31,7 @@ from casckpt.objects.reader import Request
 from casckpt.state.build import Assembly
 from casckpt.state.differences import mismatch
 from casckpt.state.target import Target
+from casckpt.storage.fs import FileMap
 from casckpt.store.catalog import Catalog
 from casckpt.store.ring_reader import RingReader
 from casckpt.store.ring_target import ColdTarget, RingTarget, make_target
@@ -48,6 +49,7 @@ class Stored:
     ids: list[ObjectId]
     places: list[list[Place]]
     part: str = ""
+    snapshot_id: SnapshotId | None = None
 
     def opaque_paths(self) -> list[str]:
         return opaque_paths(self.structure, self.name)
@@ -84,9 +86,9 @@ class Restorer:
         snapshot = self._catalog.load(snapshot_id)
         wanted = choose(snapshot.components, only, snapshot.step)
         self._catalog.check_not_thinned(snapshot_id, wanted, snapshot.step)
-        return [self.load(name, snapshot.components[name]) for name in wanted], wanted
+        return [self.load(name, snapshot.components[name], snapshot_id=snapshot_id) for name in wanted], wanted
 
-    def load(self, name: str, ref: ComponentRef, part: str = "") -> Stored:
+    def load(self, name: str, ref: ComponentRef, part: str = "", *, snapshot_id: SnapshotId | None = None) -> Stored:
         """Read and check everything of a component, or of a part of it, but its data.
 
         Raises:
@@ -112,7 +114,7 @@ class Restorer:
         except CasckptError as error:
             error.facts["component"] = error.component = name  # type: ignore[attr-defined]
             raise type(error)(f"component {name!r}{part}: {error.message}", **error.facts) from error
-        return Stored(name, ref, manifest, structure, layout, ids, places, part)
+        return Stored(name, ref, manifest, structure, layout, ids, places, part, snapshot_id)
 
     def read(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
         """Fill blocks of components; block SCALARS is the scalar block.
@@ -137,6 +139,10 @@ class Restorer:
                 places.append(stored.places[chunk])
                 owners.append((stored, chunk))
         self._read(requests, places, owners)
+
+    def map(self, stored: Stored, chunk: int) -> FileMap | None:
+        """A chunk where it lies, as private memory, hashed; None where it is not raw in a pack."""
+        return self._keeper.reader.map(stored.ids[chunk], stored.layout.chunk_sizes[chunk])
 
     def prove(self, wanted: Sequence[tuple[Stored, Mapping[int, memoryview]]]) -> None:
         """Read and hash every chunk that a later `read` needs, keeping nothing."""
@@ -208,7 +214,7 @@ class Restorer:
             )
         wanted = {name: target for name, target in targets.items() if name in snapshot.components}
         self._catalog.check_not_thinned(snapshot_id, wanted, snapshot.step)
-        stored = {name: self.load(name, snapshot.components[name]) for name in wanted}
+        stored = {name: self.load(name, snapshot.components[name], snapshot_id=snapshot_id) for name in wanted}
         live = self._match(wanted, stored, strict=strict, cast=cast)
         scalars = self._scalars(stored)
         for name, target in live.items():

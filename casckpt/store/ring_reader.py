@@ -7,6 +7,9 @@ for a sampled batch, are decoded once and a bounded number of them is kept.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -14,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from casckpt.errors import CorruptionError
+from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, NotFoundError
 from casckpt.format.dtypes import itemsize_of
 from casckpt.format.snapshot import ComponentRef
 from casckpt.format.structure import Leaf, Structure, keys_of
@@ -22,6 +25,7 @@ from casckpt.format.structure import Mapping as MappingNode
 from casckpt.ids import ObjectId
 from casckpt.limits import MIB
 from casckpt.replay.contract import Column, Position, Wanted
+from casckpt.replay.mapped import Map
 from casckpt.replay.segments import Node, Range
 from casckpt.replay.view import RingView
 from casckpt.state.build import read_scalars
@@ -31,8 +35,7 @@ if TYPE_CHECKING:
     from casckpt.store.restore import Restorer, Stored
 
 _SCALAR_NAMES = ("capacity", "head", "count", "total")  # the first four of a ring's own tree
-_KEPT_SIZE = 32 * MIB  # decoded chunks kept for single rows
-_CHUNKS_AT_ONCE = 32  # of these read together
+_KEPT_SIZE = 32 * MIB  # decoded chunks kept for single rows, and read together
 _SEGMENTS_MAX = 256  # of which structure and places are kept, about 10 KiB each
 
 _Pieces = dict[int, list[tuple[int, memoryview]]]
@@ -93,6 +96,7 @@ class RingReader:
         self.address = bytes(stored.ref.manifest)
         self.position = read_position(stored, scalars)
         self.columns: Mapping[str, Column] = _own_columns(stored.structure)
+        self._snapshot_id = stored.snapshot_id
         self._restorer = restorer
         parts = load_nodes(restorer.catalog, stored.manifest)
         self._nodes = [each for part in parts for each in part.segments()]
@@ -129,6 +133,42 @@ class RingReader:
         for at in range(0, len(nodes), _SEGMENTS_MAX):
             loaded = [self._load(node) for node in nodes[at : at + _SEGMENTS_MAX]]
             self._restorer.read_pieces([(each, {chunk: [] for chunk in range(len(each.ids))}) for each in loaded])
+
+    def map(self, start: int, stop: int, names: Sequence[str]) -> dict[str, tuple[Map, memoryview]]:
+        """Columns of rows of one segment that are one raw chunk, or a part of one; see `RowSource`."""
+        (node,) = self._nodes_of(start, stop)
+        stored = self._load(node)
+        leaves = columns_of(stored.structure, stored.structure.tree)
+        found: dict[str, tuple[Map, memoryview]] = {}
+        for name in names:
+            leaf, size = leaves[name][1], self.columns[name].row_size
+            spans = stored.layout.spans(leaf.block) if leaf.block >= 0 else []
+            mapped = self._restorer.map(stored, spans[0].chunk) if len(spans) == 1 else None
+            if mapped is not None:
+                low = spans[0].offset + leaf.offset + (start - node.start) * size
+                found[name] = mapped, mapped.memory[low : low + (stop - start) * size]
+        return found
+
+    def first_step_within(self, age_s: float) -> int:
+        """See `RowSource`. Steps that cannot be read any more count as young. Cost: an entry read for each older step.
+
+        Raises:
+            InvalidInputError: the snapshot is not known here.
+        """
+        catalog = self._restorer.catalog
+        if self._snapshot_id is None:
+            raise InvalidInputError(f"component {self.name!r}: read without its snapshot, so that ages are not known")
+        own = catalog.info(self._snapshot_id)
+        oldest = own.created_at - datetime.timedelta(seconds=age_s)
+        first = 0
+        for step in sorted({node.step for node in self._nodes}):
+            snapshot_id = catalog.find_step(own.run, own.branch, step)
+            with contextlib.suppress(CorruptionError, IncompleteError, NotFoundError):
+                if snapshot_id is not None:
+                    if catalog.info(snapshot_id).created_at >= oldest:
+                        break
+                    first = step + 1
+        return first
 
     def view(self, mutable: Any) -> RingView:
         """What is handed out of it."""
@@ -194,8 +234,10 @@ class RingReader:
                 else:
                     few.append((stored, chunk, parts))
             bulk.append((stored, rest))
-        for at in range(0, len(few), _CHUNKS_AT_ONCE):
-            group = few[at : at + _CHUNKS_AT_ONCE]
+        while few:
+            sizes = itertools.accumulate(stored.layout.chunk_sizes[chunk] for stored, chunk, _ in few)
+            count = max(1, sum(size <= _KEPT_SIZE for size in sizes))
+            group, few = few[:count], few[count:]
             plain = self._plain([(stored, chunk) for stored, chunk, _ in group])
             for stored, chunk, parts in group:
                 for offset, memory in parts:

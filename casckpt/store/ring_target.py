@@ -44,7 +44,7 @@ class RingTarget(Target):
     def check(self, scalars: bytes | memoryview, allow_pickle: bool = False) -> None:
         super().check(scalars, allow_pickle)
         reader = RingReader(self._restorer, self._stored, bytes(scalars))
-        view = reader.view({}).trimmed(rows=self._wanted.rows, since_step=self._wanted.since_step)
+        view = reader.view({}).trimmed(**self._wanted.trim._asdict())
         self._trimmed_count = reader.position.held - len(view)
         self._placing = Placing(self._wanted.ring, reader, view.first)
         differences = self._placing.differences()

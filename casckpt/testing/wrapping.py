@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from casckpt.storage.fs import File, FileSystem
+from casckpt.storage.fs import File, FileMap, FileSystem
 
 T = TypeVar("T")
 
@@ -145,6 +145,9 @@ class WrappedFile:
 
     def size(self) -> int:
         return self._owner.perform(self._operation("file_size"), self._inner.size)
+
+    def map(self, offset: int, size: int) -> FileMap | None:
+        return self._owner.perform(self._operation("map"), lambda: self._inner.map(offset, size))
 
     def close(self) -> None:
         self._owner.perform(self._operation("close"), self._inner.close)

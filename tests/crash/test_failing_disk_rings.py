@@ -1,13 +1,14 @@
 """Commits of a ring on a disk that fails at the n-th operation, once; n = 1, 2, 3 … until the history passes untouched.
 
 A commit that failed is repeated on the same handle. A ring remembers between commits which rows are stored: that must
-never make it leave rows out that a failed commit took with it.
+never make it leave rows out that a failed commit took with it. And what a power cut leaves of such a history.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem, FailingFileSystem, InterruptingFileSystem
 from casckpt.testing.invariants import check_depths
+from casckpt.testing.recording import RecordingFileSystem, crash_states
 from tests.unit.rings import PlainRing, assert_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
@@ -93,3 +95,31 @@ def test_every_failing_operation_loses_no_rows_of_a_ring(
     tmp_path: Path, trust: str, is_async: bool, stride: int
 ) -> None:
     assert sweep(tmp_path, "EIO", trust, is_async, stride) > 30
+
+
+@pytest.mark.full
+def test_no_power_cut_loses_a_row_of_an_acknowledged_commit(tmp_path: Path) -> None:
+    root = tmp_path / "recorded"
+    root.mkdir()
+    fs = RecordingFileSystem(LocalFileSystem(), str(root))
+    live = PlainRing(CAPACITY, width=WIDTH)
+    ring = live.ring(trust="counter")
+    with casckpt.open(root / "store", create=True, system=System(file_system=fs)) as store:
+        for step in STEPS:
+            live.add(ROWS)
+            store.commit(step, {"replay": ring})
+            fs.mark(step)
+    states = list(crash_states(fs.log))
+    assert len(states) > 100
+    for number, state in enumerate(states[::7]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        state.write_to(str(folder))
+        with casckpt.open(folder / "store", create=True) as store:
+            found = store.steps()
+            assert found[: len(state.marks)] == list(state.marks), state.label
+            for step in found:
+                total = ROWS * step
+                view = store.restore(step)["replay"]
+                assert_rows(view.rows(max(0, total - CAPACITY), total), live.expected(max(0, total - CAPACITY), total))
+        shutil.rmtree(folder)

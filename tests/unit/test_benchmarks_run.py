@@ -26,9 +26,11 @@ CASE_COUNTS = {
     "T5": 18,
     "T7": 1,
     "T8": 6,
-    "T9": 8,
-    "T9p": 6,
+    "T9": 9,
+    "T9p": 10,
+    "R01": 2,
     "T10": 5,
+    "T10r": 4,
     "T11": 1,
     "T12": 2,
 }
@@ -44,7 +46,9 @@ SLOW_ROWS = (
     "T8",
     "T9",
     "T9p",
+    "R01",
     "T10",
+    "T10r",
     "T11",
 )  # those that take more than a second each
 

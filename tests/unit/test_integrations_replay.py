@@ -40,8 +40,8 @@ class Kind:
         for _ in range(count):
             self._add(buffer, rng)
 
-    def draws(self, buffer: Any) -> list[list[np.ndarray]]:
-        return [[_copy(part) for part in self._draw(buffer)] for _ in range(DRAWS)]
+    def draws(self, buffer: Any, count: int = DRAWS) -> list[list[np.ndarray]]:
+        return [[_copy(part) for part in self._draw(buffer)] for _ in range(count)]
 
 
 def _copy(part: Any) -> np.ndarray:
@@ -134,6 +134,32 @@ def _add_tianshou(buffer: Any, rng: np.random.Generator) -> None:
         buffer.update_weight(rng.choice(buffer.sample_indices(0), 1), rng.random(1) * 3)
 
 
+def _add_goals(buffer: Any, rng: np.random.Generator) -> None:
+    """A row of a goal environment for each buffer of a vector, or for the one."""
+    lead = (3,) if hasattr(buffer, "buffers") else ()
+    batch = framework("tianshou.data").Batch
+
+    def seen() -> Any:
+        goals = {key: rng.uniform(-1, 1, (*lead, 2)) for key in ("achieved_goal", "desired_goal")}
+        return batch(observation=_pixels(rng, *lead), **goals)
+
+    buffer.add(batch({**_transition(rng, *lead), "obs": seen(), "obs_next": seen()}))
+
+
+def _draw_goals(buffer: Any) -> list[Any]:
+    batch, indices = buffer.sample(16)
+    return [indices, batch.rew, *(batch[at][key] for at in ("obs", "obs_next") for key in sorted(batch.obs.keys()))]
+
+
+def _cached() -> Any:
+    tianshou = framework("tianshou.data")
+    return tianshou.CachedReplayBuffer(tianshou.ReplayBuffer(CAPACITY), 3, 30)
+
+
+def _add_cached(buffer: Any, rng: np.random.Generator) -> None:
+    buffer.add(_transition(rng, 3))
+
+
 def _draw_tianshou(buffer: Any) -> list[Any]:
     batch, indices = buffer.sample(16)
     keys = ["obs", "act", "rew", "done", "obs_next", *(["weight"] if hasattr(buffer, "weight") else [])]
@@ -142,6 +168,14 @@ def _draw_tianshou(buffer: Any) -> list[Any]:
 
 def _tianshou(name: str, *arguments: int, **options: Any) -> Kind:
     return Kind(lambda: getattr(framework("tianshou.data"), name)(*arguments, **options), _add_tianshou, _draw_tianshou)
+
+
+def _tianshou_goals(name: str, *arguments: int) -> Kind:
+    def rewards(achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
+        return -np.abs(achieved - desired).sum(-1)
+
+    options = {"compute_reward_fn": rewards, "horizon": 5, "future_k": 2.0}
+    return Kind(lambda: getattr(framework("tianshou.data"), name)(*arguments, **options), _add_goals, _draw_goals)
 
 
 # --- TorchRL ---
@@ -168,14 +202,14 @@ def _draw_torchrl(buffer: Any) -> list[Any]:
     ]
 
 
-def _torchrl(storage: str, **prioritized: float) -> Kind:
+def _torchrl(storage: str, sampler: str = "RandomSampler", **options: float) -> Kind:
     def make() -> Any:
         torchrl = framework("torchrl.data")
-        if prioritized and not _has_trees():
+        if sampler == "PrioritizedSampler" and not _has_trees():
             pytest.skip("TorchRL's compiled part does not load with this PyTorch")
-        sampler = torchrl.PrioritizedSampler(CAPACITY, **prioritized) if prioritized else None
+        drawing = getattr(torchrl, sampler)(*[CAPACITY] * bool(options), **options)
         rows = getattr(torchrl, storage)(CAPACITY)
-        return torchrl.TensorDictReplayBuffer(storage=rows, sampler=sampler, batch_size=16)
+        return torchrl.TensorDictReplayBuffer(storage=rows, sampler=drawing, batch_size=16)
 
     return Kind(make, _add_torchrl, _draw_torchrl)
 
@@ -202,9 +236,13 @@ KINDS = {
     "tianshou Prioritized": _tianshou("PrioritizedReplayBuffer", CAPACITY, alpha=0.6, beta=0.4),
     "tianshou Vector": _tianshou("VectorReplayBuffer", 3 * CAPACITY, 3),
     "tianshou PrioritizedVector": _tianshou("PrioritizedVectorReplayBuffer", 3 * CAPACITY, 3, alpha=0.6, beta=0.4),
+    "tianshou HER": _tianshou_goals("HERReplayBuffer", CAPACITY),
+    "tianshou HERVector": _tianshou_goals("HERVectorReplayBuffer", 3 * CAPACITY, 3),
+    "tianshou Cached": Kind(_cached, _add_cached, _draw_tianshou),
     "torchrl memory": _torchrl("LazyTensorStorage"),
     "torchrl memory map": _torchrl("LazyMemmapStorage"),
-    "torchrl prioritized": _torchrl("LazyTensorStorage", alpha=0.6, beta=0.4),
+    "torchrl without replacement": _torchrl("LazyTensorStorage", "SamplerWithoutReplacement"),
+    "torchrl prioritized": _torchrl("LazyTensorStorage", "PrioritizedSampler", alpha=0.6, beta=0.4),
 }
 EVERY_KIND = pytest.mark.parametrize("kind", list(KINDS.values()), ids=list(KINDS))
 
@@ -266,7 +304,7 @@ def test_training_goes_on_after_a_restore_as_it_did(kind: Kind, store_path: Path
         for buffer in (live, target, other):
             np.random.seed(4)
             torch.manual_seed(4)
-            drawn.append(kind.draws(buffer))
+            drawn.append(kind.draws(buffer, 100))
     for one, *others in zip(*drawn, strict=True):
         for each in others:
             assert all(np.array_equal(a, b) for a, b in zip(one, each, strict=True))
@@ -363,7 +401,160 @@ def test_a_hindsight_buffer_that_was_cut_is_stored_as_cut(store_path: Path) -> N
         assert not np.array_equal(target.ep_length, live.ep_length)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["tianshou HER", "tianshou HERVector"])
+def test_goals_that_were_written_over_rows_for_a_draw_are_not_stored(name: str, store_path: Path) -> None:
+    kind = KINDS[name]
+    live, drawn = kind.make(), kind.make()
+    for buffer in (live, drawn):
+        kind.fill(buffer, 18, np.random.default_rng(12))
+    with casckpt.open(str(store_path), create=True) as store:
+        kind.draws(drawn)  # leaves other goals in the rows until the next draw
+        store.commit(1, rings(drawn))
+        target = fresh(kind)
+        kind.draws(target)
+        store.restore_into(rings(target), 1)
+        found = []
+        for buffer in (live, target):
+            np.random.seed(4)
+            found.append(kind.draws(buffer))
+    assert all(np.array_equal(a, b) for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.full
+def test_buffer_of_an_algorithm_of_sb3_contrib_draws_as_it_did(store_path: Path) -> None:
+    contrib = pytest.importorskip("sb3_contrib", reason='needs the extra "sb3"')
+
+    def model(seed: int) -> Any:
+        policy = {"net_arch": [8]}
+        return contrib.TQC(
+            "MlpPolicy", "Pendulum-v1", policy_kwargs=policy, learning_starts=9, buffer_size=30, seed=seed
+        )
+
+    live, other = model(1), model(2)
+    live.learn(40)
+    other.learn(12)
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, {**rings(live.replay_buffer), "rng": casckpt.RngState()})
+        expected = [[part.numpy().copy() for part in live.replay_buffer.sample(16)[:5]] for _ in range(100)]
+        store.restore_into({**rings(other.replay_buffer), "rng": casckpt.RngState()})
+        for wanted in expected:
+            drawn = other.replay_buffer.sample(16)[:5]
+            assert all(np.array_equal(one.numpy(), each) for one, each in zip(drawn, wanted, strict=True))
+
+
+@pytest.mark.full
+def test_priorities_of_tianshou_are_equal_in_a_fresh_buffer_and_refused_by_a_smaller_one(store_path: Path) -> None:
+    def made(capacity: int, row_count: int) -> Any:
+        buffer = framework("tianshou.data").PrioritizedReplayBuffer(capacity, alpha=0.6, beta=0.4)
+        rng = np.random.default_rng(row_count)
+        for _ in range(row_count):
+            _add_tianshou(buffer, rng)
+        return buffer
+
+    live, same, smaller = made(100, 24), made(100, 2), made(50, 3)
+    before = smaller.weight._value.copy(), smaller._meta.rew.copy(), smaller._index
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, rings(live))
+        store.restore_into(rings(same), 1)
+        np.testing.assert_array_equal(same.weight[np.arange(100)], live.weight[np.arange(100)])
+        assert same.weight[np.arange(24)].min() > 0 == same.weight[np.arange(24, 100)].max()
+        for rule in ("refuse", "newest"):
+            with pytest.raises(MismatchError, match="replay/mutable"):
+                store.restore_into(rings(smaller, on_capacity=rule), 1)
+        after = smaller.weight._value, smaller._meta.rew, smaller._index
+        assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+# --- TorchRL's priorities ---
+
+
+class _Tree:
+    """A segment tree as TorchRL's compiled part has them, as far as an adapter sees it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.leaves = np.zeros(capacity, np.float32)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.leaves[at]
+
+    def __setitem__(self, at: Any, values: Any) -> None:
+        self.leaves[at] = values
+
+
+def _prioritized(row_count: int) -> Any:
+    """A buffer whose row n has the priority n + 1, in both trees."""
+    torchrl = framework("torchrl.data")
+
+    class Sampler(torchrl.RandomSampler):
+        """The priorities of a prioritized sampler, over trees that need nothing compiled."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._alpha, self._beta, self._eps = 0.6, 0.4, 1e-8
+            self._empty()
+
+        def _empty(self) -> None:
+            self._sum_tree, self._min_tree, self._max_priority = _Tree(CAPACITY), _Tree(CAPACITY), (None, None)
+
+    rows = torchrl.LazyTensorStorage(CAPACITY)
+    buffer = torchrl.TensorDictReplayBuffer(storage=rows, sampler=Sampler(), batch_size=4)
+    for row in range(row_count):
+        buffer.extend(framework("tensordict").TensorDict({"n": torch.tensor([float(row)])}, [1]))
+        for tree in (buffer.sampler._sum_tree, buffer.sampler._min_tree):
+            tree[row % CAPACITY] = row + 1
+    buffer.sampler._max_priority = (float(row_count), (row_count - 1) % CAPACITY)
+    return buffer
+
+
+def _priorities(buffer: Any) -> dict[int, tuple[float, float]]:
+    """Row number to its two priorities; a slot without a row has none."""
+    sums, minima = buffer.sampler._sum_tree.leaves, buffer.sampler._min_tree.leaves
+    assert not sums[len(buffer) :].any()
+    rows = buffer._storage._storage["n"][: len(buffer)].tolist()
+    return {int(row): (float(sums[at]), float(minima[at])) for at, row in enumerate(rows)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("written", [7, CAPACITY, 33, 2 * CAPACITY + 5])
+@pytest.mark.parametrize("kept", [5, 13, CAPACITY])
+@pytest.mark.parametrize("when", ["commit", "restore"])
+def test_priorities_of_torchrl_follow_the_rows_that_are_kept(
+    written: int, kept: int, when: str, store_path: Path
+) -> None:
+    live, target = _prioritized(written), _prioritized(3)
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, rings(live, **({"keep_rows": kept} if when == "commit" else {})))
+        (ring,) = rings(target).values()
+        store.restore_into({"replay": ring.restoring(rows=kept) if when == "restore" else ring})
+        first = max(0, written - min(kept, CAPACITY))
+        assert _priorities(target) == {row: (row + 1, row + 1) for row in range(first, written)}
+        value, at = target.sampler._max_priority
+        assert (value, target._storage._storage["n"][at].item()) == (written, written - 1)
+        store.restore_into({"replay": ring.cold()})
+        assert _priorities(target) == {}
+
+
 # --- what is refused ---
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["sb3 HER", "tianshou Replay", "tianshou Prioritized", "torchrl without replacement"])
+def test_rows_are_not_left_out_where_something_by_slot_could_not_follow(name: str, store_path: Path) -> None:
+    kind = KINDS[name]
+    live, target = kind.make(), fresh(kind)
+    kind.fill(live, CAPACITY + 4, np.random.default_rng(13))
+    kind.draws(live)
+    with pytest.raises(InvalidInputError, match="could be restored"):
+        rings(live, keep_rows=4)
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, rings(live))
+        (ring,) = rings(target).values()
+        before = ring.buffer.position()
+        for rows in (4, 9):  # the newest four would keep their slots
+            with pytest.raises(MismatchError, match="replay/mutable"):
+                store.restore_into({"replay": ring.restoring(rows=rows)}, 1)
+        assert ring.buffer.position() == before
 
 
 @pytest.mark.full

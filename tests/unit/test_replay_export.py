@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
+import polars
+import pyarrow.dataset
 import pyarrow.ipc
 import pytest
 import torch
 from pyarrow import parquet
 
 from casckpt.cli import _exits
-from casckpt.errors import AlreadyExistsError
+from casckpt.errors import AlreadyExistsError, CorruptionError, InvalidInputError
 from casckpt.replay import Arrays, Ring
 from tests.unit.cli_stores import call
 from tests.unit.rings import make_ring_store
@@ -39,8 +42,70 @@ def test_table_has_the_rows_in_order_and_says_what_they_were(store_path: Path) -
         assert table.schema.field("done").metadata[b"dtype"] == b"|b1"
         assert table.schema.field("action").metadata[b"shape"] == b"[2]"
         table.validate(full=True)
-        lazy = view.trimmed(rows=10).to_arrow(["done"], is_lazy=True)
+        assert [batch.num_rows for batch in view.to_arrow(form="reader")] == [30, 30, 40]
+        with pytest.raises(InvalidInputError, match="table, reader or dataset"):
+            view.to_arrow(form="frame")
+        lazy = view.trimmed(rows=10).to_arrow(["done"], form="reader")
         assert lazy.read_all().column("done").to_pylist() == [int(done) for done in expected["done"][-10:]]
+
+
+# --- data sets ---
+
+
+def test_dataset_is_scanned_again_and_again_by_segments_that_are_read_when_they_are_wanted(store_path: Path) -> None:
+    live = make_ring_store(store_path)
+    expected = live.expected(40, 140)
+    with open_store(store_path) as store:
+        view = store.restore(2)["replay"]
+        read: list[int] = []
+        inner = view._source.read
+        view._source.read = lambda wanted: (read.extend(each.start for each in wanted), inner(wanted))[1]
+        rows = view.to_arrow(["action", "done"], form="dataset")
+        assert isinstance(rows, pyarrow.dataset.Dataset)
+        assert rows.schema.names == ["action", "done"]
+        fragments = list(rows.get_fragments())
+        assert (len(fragments), read) == (3, [])
+        done = [row for row in range(100) if expected["done"][row]]
+        for _ in range(2):
+            table = rows.to_table()
+            np.testing.assert_array_equal(np.array(table.column("action").to_pylist(), np.float32), expected["action"])
+            found = rows.to_table(filter=pyarrow.dataset.field("done") == 1, columns=["action"])
+            np.testing.assert_array_equal(np.array(found.column(0).to_pylist(), np.float32), expected["action"][done])
+        assert sorted(set(read)) == [40, 70, 100]
+        read.clear()
+        np.testing.assert_array_equal(fragments[1].to_table().column("done").to_numpy(), expected["done"][30:60])
+        assert set(read) == {70}
+        assert view.trimmed(rows=0).to_arrow(form="dataset").to_table().num_rows == 0
+        del view._source.read
+
+
+@pytest.mark.full
+def test_dataset_is_queried_by_duckdb_and_polars(store_path: Path) -> None:
+    live = make_ring_store(store_path)
+    expected = live.expected(40, 140)
+    sums = expected["action"].astype(float).sum(axis=0)
+    with open_store(store_path) as store:
+        rows = store.restore(2)["replay"].to_arrow(form="dataset")
+        query = "select count(*), sum(done), sum(action[1]::double), sum(action[2]::double) from rows"
+        (found,) = duckdb.sql(query).fetchall()
+        assert found[:2] == (100, expected["done"].sum())
+        assert found[2:] == pytest.approx(tuple(sums))
+        counted = polars.scan_pyarrow_dataset(rows).filter(polars.col("done") == 1).select(polars.len()).collect()
+        assert counted.item() == expected["done"].sum()
+
+
+def test_dataset_of_damaged_rows_says_which_and_reads_the_others(store_path: Path) -> None:
+    row = make_ring_store(store_path).log[80][0].tobytes()
+    with open_store(store_path) as store:
+        rows = store.restore(2)["replay"].to_arrow(["obs"], form="dataset")
+        fragments = list(rows.get_fragments())
+        (entry,) = [path for path in store_path.glob("timeline/*/*") if row in path.read_bytes()]
+        data = bytearray(entry.read_bytes())
+        data[data.index(row)] ^= 1
+        entry.write_bytes(data)
+        with pytest.raises(CorruptionError, match="rows 70 to 100"):
+            rows.to_table()
+        assert fragments[0].to_table().num_rows == 30
 
 
 @pytest.mark.parametrize(
@@ -52,6 +117,8 @@ def test_table_has_the_rows_in_order_and_says_what_they_were(store_path: Path) -
         (np.arange(6).astype("M8[s]"), "int64"),
         (np.arange(6).astype("U3"), "fixed_size_binary[12]"),
         (np.arange(6, dtype=np.float16), "halffloat"),
+        (np.array([(1, 2.5)] * 6, "i4,f8"), "fixed_size_binary[12]"),
+        (np.full(6, np.nan, np.float32), "float"),
         (torch.arange(6, dtype=torch.bfloat16), "uint16"),
         (torch.arange(6).to(torch.float8_e5m2), "uint8"),
         (torch.arange(6) > 3, "uint8"),
@@ -61,16 +128,24 @@ def test_table_has_the_rows_in_order_and_says_what_they_were(store_path: Path) -
 )
 def test_every_kind_of_column_keeps_its_bytes(store_path: Path, column: Any, arrow_type: str) -> None:
     ring = Ring(Arrays({"x": column, "n": np.arange(6)}, {"total": 6}, total="total"))
+    before = plain_bytes(column)
     with open_store(store_path) as store:
         store.commit(1, {"replay": ring})
         table = store.restore(1)["replay"].to_arrow()
+        column[:] = column[:1].copy() if isinstance(column, np.ndarray) else column[:1].clone()
+        store.restore_into({"replay": ring}, 1)
+        assert plain_bytes(column) == before
     assert str(table.schema.field("x").type) == arrow_type
     found = table.column("x").combine_chunks()
     values = found.values if arrow_type.startswith("fixed_size_list") else found
-    plain = column.numpy(force=True) if isinstance(column, torch.Tensor) and column.dtype is torch.float64 else column
-    plain = plain.view(torch.uint8).numpy() if isinstance(plain, torch.Tensor) else plain
     stored = values.buffers()[1]
-    assert (b"" if stored is None else stored.to_pybytes()) == np.ascontiguousarray(plain).tobytes()
+    assert (b"" if stored is None else stored.to_pybytes()) == before
+
+
+def plain_bytes(column: Any) -> bytes:
+    """The elements of an array or tensor in C order."""
+    plain = column.view(torch.uint8).numpy() if isinstance(column, torch.Tensor) else column
+    return np.ascontiguousarray(plain).tobytes()
 
 
 READERS = {
@@ -125,6 +200,9 @@ def test_show_tells_where_the_ring_stood(tmp_path: Path) -> None:
     assert "head slot 40, tail slot 40, 100 rows" in text
 
 
+LIMITS = (("--since-step", 2, 70), ("--max-age", 0, 70), ("--max-age", 1e6, 100))
+
+
 def test_export_of_some_columns_and_the_newest_rows(tmp_path: Path) -> None:
     live = make_ring_store(tmp_path / "store")
     target = tmp_path / "new.parquet"
@@ -133,6 +211,9 @@ def test_export_of_some_columns_and_the_newest_rows(tmp_path: Path) -> None:
     table = parquet.read_table(target)
     assert table.column_names == ["done"]
     assert table.column("done").to_pylist() == live.expected(133, 140)["done"].astype(int).tolist()
+    for number, (*limit, row_count) in enumerate(LIMITS):
+        path = tmp_path / f"{number}.arrow"
+        assert call(*words[:5], path, *limit, "--json").json["file"]["rows"] == row_count
     again = call(*words)
     assert again.code == _exits.code_of(AlreadyExistsError("x"))
     assert "is there already" in again.err

@@ -76,6 +76,23 @@ def test_new_process_stores_only_what_the_parent_has_not(store_path: Path) -> No
 # --- R04: order ---
 
 
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_ring_of_one_slot_has_the_newest_row(store_path: Path, trust: str) -> None:
+    live = PlainRing(1)
+    ring = live.ring(trust=trust)
+    totals = (0, 0, 1, 2, 2, 5)
+    with open_store(store_path) as store:
+        for step, total in enumerate(totals):
+            live.add(total - live.total)
+            store.commit(step, {"replay": ring})
+        for step, total in enumerate(totals):
+            other = PlainRing(1)
+            store.restore_into({"replay": other.ring(trust=trust)}, step)
+            assert other.total == total
+            found = {name: column[:total] for name, column in other.columns().items()}
+            assert_rows(found, live.expected(max(0, total - 1), total))
+
+
 @pytest.mark.few(6)
 @pytest.mark.parametrize("total", [0, 1, 17, 49, 50, 51, 75, 99, 100, 101, 1234])
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -381,6 +398,17 @@ def test_trimmed_view_and_trimmed_restore_have_the_newest_rows(store_path: Path)
         assert view.trimmed(rows=30).first == 120
         assert view.trimmed(since_step=30).first == 100
         assert view.trimmed(since_step=11).first == 50
+        times = {step: store.snapshot(step).created_at for step in (20, 30)}
+        apart_s = (times[30] - times[20]).total_seconds()
+        for age_s, first in ((1e6, 50), (apart_s + 1e-6, 50), (apart_s - 1e-6, 100), (0, 100)):
+            assert view.trimmed(max_age_s=age_s).first == first
+        assert view.trimmed(max_age_s=1e6, rows=20).first == 130
+        for wrong in ({"rows": -1}, {"max_age_s": -0.5}):
+            with pytest.raises(InvalidInputError, match="at least 0"):
+                view.trimmed(**wrong)
+        old = PlainRing(100)
+        store.restore_into({"replay": old.ring().restoring(max_age_s=apart_s / 2)})
+        assert_rows({name: column[:50] for name, column in old.columns().items()}, live.expected(100, 150))
         other = PlainRing(100)
         report = store.restore_into({"replay": other.ring().restoring(rows=30)})
         assert_rows({name: column[:30] for name, column in other.columns().items()}, live.expected(120, 150))
@@ -404,8 +432,9 @@ def test_mutable_column_follows_rows_that_get_other_slots(store_path: Path) -> N
         np.testing.assert_array_equal(other.obs[:70], live.expected(80, 150)["obs"])
         np.testing.assert_array_equal(values[:70], other.obs[:70, 0])
         fixed = Ring(Arrays({"obs": other.obs}, other, total="total", mutable={"p": values}))
-        with pytest.raises(MismatchError, match="replay/mutable"):
-            store.restore_into({"replay": fixed.restoring(rows=70)}, 1)
+        for rows in (70, 50):  # the newest 50 would keep their slots
+            with pytest.raises(MismatchError, match="replay/mutable"):
+                store.restore_into({"replay": fixed.restoring(rows=rows)}, 1)
 
 
 def test_commit_that_keeps_fewer_rows_stores_those_alone(store_path: Path) -> None:
@@ -622,6 +651,7 @@ def test_ring_and_plain_state_are_not_restored_into_each_other(store_path: Path)
         (lambda live: Ring({"obs": live.obs}), InvalidInputError, "casckpt.replay.Arrays"),
         (lambda live: live.ring(trust="blind"), InvalidInputError, "expected one of digest, counter"),
         (lambda live: live.ring(keep_rows=0), InvalidInputError, "at least 1"),
+        (lambda live: Ring(counted({"x": live.obs}, mutable={"p": 1}), keep_rows=5), InvalidInputError, "follow"),
         (lambda live: Ring(by_place(live), trust="counter"), InvalidInputError, "counts the rows"),
         (lambda live: Arrays(live.columns(), live), InvalidInputError, "name where the ring stands"),
         (lambda live: Arrays(live.columns(), live, total="count"), InvalidInputError, "without 'count'"),

@@ -3,6 +3,9 @@
 A buffer's data is a tree of arrays that is made with its first row. `_add_index` is what moves its place, in a buffer
 of its own and in one of a vector alike, so that is what counts rows. Priorities are a tree over all slots and are
 stored whole, with the running episode's statistics.
+
+A hindsight buffer writes other goals into rows that it draws, and takes them back before it draws, grows or is saved:
+that is done here too, before a commit or a restore looks at the rows.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class TianshouBuffer:
 
     def position(self) -> Position:
         buffer = self._buffer
+        if hasattr(buffer, "_restore_cache"):
+            buffer._restore_cache()
         head, capacity = int(buffer._index), int(buffer.maxsize)
         return Position(capacity, head, len(buffer), self._counted.total(self._calls.count, head, capacity))
 

@@ -2,21 +2,23 @@
 
 The storage is a tree of tensors, in memory or memory maps, that is made with its first rows. The writer knows the next
 slot and counts rows. A prioritized sampler keeps its priorities in two trees that cannot be copied out; they are read
-leaf by leaf, and their inner nodes follow from the leaves.
+leaf by leaf, and their inner nodes follow from the leaves. Other samplers (without replacement, say) are what their
+`state_dict` says: where that is not empty, it is by slot, and rows cannot get other slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from casckpt.errors import InvalidInputError
+from casckpt.errors import InvalidInputError, MismatchError
 from casckpt.integrations.replay._counted import Counted
 from casckpt.replay import Position
 
 _SAMPLER = ("_alpha", "_beta", "_eps", "_max_priority")
+_TREES = ("sums", "minima")
 
 
 class TorchRlBuffer:
@@ -44,7 +46,9 @@ class TorchRlBuffer:
                 "restore replaces it."
             )
         self._counted = Counted()
-        self._rest = _Sampler(self._sampler, self._storage) if hasattr(self._sampler, "_sum_tree") else None
+        self._trees = _Sampler(self._sampler, self._storage) if hasattr(self._sampler, "_sum_tree") else None
+        if self._trees is not None or not self._sampler.state_dict():
+            self.rearrange = self._rearrange
 
     def position(self) -> Position:
         capacity, head = int(self._storage.max_size), int(self._writer._cursor)
@@ -59,7 +63,7 @@ class TorchRlBuffer:
         return {key if isinstance(key, str) else "/".join(key): _plain(value) for key, value in leaves}
 
     def mutable(self) -> Any:
-        found = {} if self._rest is None else {"sampler": self._rest}
+        found = {"sampler": self._trees or self._sampler} if self._trees or self._sampler.state_dict() else {}
         generation = getattr(self._writer, "_generation", None)
         return found if generation is None else {**found, "generation": generation}
 
@@ -68,8 +72,13 @@ class TorchRlBuffer:
         self._writer._cursor, self._writer._write_count = position.head, position.total
         self._storage._len = position.held
         self._counted.stand_at(position.total, position.total, position.head, position.capacity)
-        if self._rest is not None:
-            self._rest.put(position.held)
+        if self._trees is not None:
+            self._trees.put(position.held)
+
+    def _rearrange(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Let priorities follow rows that a restore gave other slots."""
+        if self._trees is not None:
+            self._trees.rearrange(moves)
 
 
 class _Sampler:
@@ -81,25 +90,52 @@ class _Sampler:
 
     def state_dict(self) -> dict[str, Any]:
         count = len(self._storage)
-        trees = {name: np.asarray(tree[np.arange(count)]) for name, tree in self._trees().items()}
+        trees = {name: np.asarray(tree[np.arange(count)]) for name, tree in self._live().items()}
         return {**{name: getattr(self._sampler, name) for name in _SAMPLER}, **trees}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
 
-    def put(self, row_count: int) -> None:
-        """Fill the trees with what was restored, if that is for so many rows."""
-        restored, self._restored = self._restored, None
-        if restored is None or len(restored["sums"]) != row_count:
+    def rearrange(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Give what was restored to the new slots: (old slot, new slot, rows)."""
+        restored = self._restored
+        if restored is None:
             return
+        for name in _TREES:
+            before = restored[name]
+            restored[name] = np.zeros(max(after + count for _, after, count in moves), before.dtype)
+            for old, after, count in moves:
+                restored[name][after : after + count] = before[old : old + count]
+        value, at = restored["_max_priority"]
+        places = [at - old + after for old, after, count in moves if at is not None and old <= at < old + count]
+        restored["_max_priority"] = value, places[0] if places else None
+
+    def put(self, row_count: int) -> None:
+        """Fill the trees with what was restored; an empty buffer has empty ones.
+
+        Raises:
+            MismatchError: there are rows without a priority.
+        """
+        restored, self._restored = self._restored, None
+        if not row_count:
+            self._sampler._empty()
+        if restored is None:
+            return
+        if len(restored["sums"]) < row_count:
+            raise MismatchError(
+                f"a sampler with priorities of {len(restored['sums'])} rows, for {row_count} rows. Restore another "
+                "step, or the rows alone: `RingView.copy_into`.",
+                differences=[("sampler/sums", str(row_count), str(len(restored["sums"])))],
+            )
         self._sampler._empty()
         for name in _SAMPLER:
             setattr(self._sampler, name, restored[name])
-        for name, tree in self._trees().items():
-            tree[np.arange(row_count)] = restored[name]
+        for name, tree in self._live().items():
+            if row_count:
+                tree[np.arange(row_count)] = restored[name][:row_count]
 
-    def _trees(self) -> dict[str, Any]:
-        return {"sums": self._sampler._sum_tree, "minima": self._sampler._min_tree}
+    def _live(self) -> dict[str, Any]:
+        return dict(zip(_TREES, (self._sampler._sum_tree, self._sampler._min_tree), strict=True))
 
 
 def _plain(value: Any) -> Any:
