@@ -6,6 +6,7 @@ Each timed commit follows 1 % of new rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -92,6 +93,10 @@ def replay(settings: Settings) -> Iterator[Measurement]:
         yield from _opening(f"{folder}/store", buffer)
 
 
+def _copy(warm: Any, plain: Any, prepared: None) -> None:
+    np.copyto(warm[: len(plain)], plain)
+
+
 def _stall(settings: Settings, store: Any, ring: Ring, buffer: FullRing, steps: Iterator[int]) -> Iterator[Measurement]:
     """How long `commit_async` holds the training, beside copying the new rows once: it knows nothing of the others."""
     stalls: list[list[float]] = []
@@ -103,7 +108,7 @@ def _stall(settings: Settings, store: Any, ring: Ring, buffer: FullRing, steps: 
         stalls.append([])
         for _ in range(settings.pair_count + 1):
             buffer.add(rows)
-            copies.append(timed(Timed(lambda _, plain=plain: np.copyto(warm[: len(plain)], plain))))
+            copies.append(timed(Timed(functools.partial(_copy, warm, plain))))
             handle = store.commit_async(next(steps), {"replay": ring})
             handle.result()
             stalls[-1].append(handle.stall_s)

@@ -6,6 +6,7 @@ theirs. All files are synced; a peer that is not installed is left out, and told
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pickle
@@ -52,7 +53,7 @@ def peers(settings: Settings) -> Iterator[Measurement]:
                 _sync(whole)
 
             subject = Timed(commit, lambda: buffer.add(new_rows), syncs=settings.syncs)
-            baseline = Timed(write_synced, lambda whole=whole: _remove(whole), syncs=settings.syncs)
+            baseline = Timed(write_synced, functools.partial(_remove, whole), syncs=settings.syncs)
             pairs = paired(subject, baseline, settings.pair_count)
             yield pairs.measurement("T9p", f"time ÷ {name} of the whole ring", target=1.0)
             added = (folder_size(store.path) - before) / next(count)
@@ -99,8 +100,8 @@ def _sb3(buffer: FullRing) -> Write:
 def _torchrl(buffer: FullRing) -> Write:
     with warnings.catch_warnings():  # of their own imports
         warnings.simplefilter("ignore")
-        from tensordict import TensorDict
-        from torchrl.data import TensorDictReplayBuffer, TensorStorage
+        from tensordict import TensorDict  # type: ignore[import-untyped]
+        from torchrl.data import TensorDictReplayBuffer, TensorStorage  # type: ignore[import-untyped]
 
     rows = {name: torch.from_numpy(column) for name, column in buffer.columns().items()}
     live = TensorDictReplayBuffer(storage=TensorStorage(TensorDict(rows, [buffer.capacity])), batch_size=32)
