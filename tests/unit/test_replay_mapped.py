@@ -166,6 +166,7 @@ with casckpt.open(path, read_only=True) as store:
 """
 
 
+@pytest.mark.full
 def test_file_that_is_cut_short_under_a_map_is_an_error_and_not_the_end_of_the_process(store_path: Path) -> None:
     stored(store_path)
     run = subprocess.run([sys.executable, "-c", SHRINK, store_path], capture_output=True, text=True, check=False)
