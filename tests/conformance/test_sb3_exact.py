@@ -28,7 +28,6 @@ def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compariso
     return {each.experiment: each for each in found}
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_killed_training_goes_on_bit_for_bit(name: str, comparisons: dict[str, Comparison]) -> None:
     found, experiment = comparisons[name], EXPERIMENTS[name]

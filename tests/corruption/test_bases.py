@@ -171,7 +171,6 @@ def test_some_flipped_records_cost_what_is_built_on_them_until_they_come_again(c
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_every_flipped_record_costs_what_is_built_on_it_until_it_comes_again(chain: Chain, tmp_path: Path) -> None:
     _check_flips(chain, tmp_path, 1)
 

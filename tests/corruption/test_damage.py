@@ -241,7 +241,6 @@ def test_some_damage_is_local_named_and_never_restored(intact: Intact, tmp_path:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path, part: int) -> None:
     for number, case in enumerate(_cases(intact.anatomy)[part :: PARTS * FULL_STRIDES[intact.history]]):

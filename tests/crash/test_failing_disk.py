@@ -91,7 +91,6 @@ def test_some_failing_operations_cost_nothing_that_was_acknowledged(tmp_path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: Path, mode: str, history: str) -> None:
@@ -139,7 +138,6 @@ def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("history", HISTORIES)
 def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path, history: str) -> None:
     _sweep_interrupts(tmp_path, history, FULL_STRIDES[history])

@@ -104,13 +104,11 @@ def test_kill_before_a_folder_sync_and_a_power_cut_lose_nothing_acknowledged(tmp
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_every_kill_followed_by_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
     _sweep(tmp_path, HISTORY[:3])
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_every_kill_in_a_training_followed_by_a_power_cut_loses_nothing_acknowledged(tmp_path: Path) -> None:
     """The second process builds on bases whose names the first one may not have made durable."""
     _sweep(tmp_path, TRAINING[:4], {"sync_folder", "rename", "link"})

@@ -95,7 +95,6 @@ def test_some_kills_leave_acknowledged_snapshots_whole(points: Points, tmp_path:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_kill_leaves_acknowledged_snapshots_whole(points: Points, tmp_path: Path, part: int) -> None:
     mine = points.calls[part :: PARTS * FULL_STRIDES[points.history]]

@@ -61,7 +61,6 @@ def test_some_states_of_a_power_cut_open_whole(recorded: Recorded, tmp_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_state_of_a_power_cut_opens_whole(recorded: Recorded, tmp_path: Path, part: int) -> None:
     for i, state in enumerate(recorded.states[part :: PARTS * FULL_STRIDES[recorded.name]]):

@@ -47,7 +47,6 @@ def plan(path: Path) -> Plan:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # up to four processes that import torch, one after the other
 def test_a_killed_and_resumed_training_is_bit_identical_and_can_be_branched(store_path: Path) -> None:
     outcome = run_demo(plan(store_path), Silent())
     assert outcome.is_identical, [claim.to_dict() for claim in outcome.claims if not claim.holds]
@@ -76,7 +75,6 @@ def test_a_killed_and_resumed_training_is_bit_identical_and_can_be_branched(stor
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # up to four processes that import torch, one after the other
 def test_the_command_prints_the_tables_and_leaves_a_store_behind(store_path: Path) -> None:
     options = ["--store", str(store_path), "--updates", "4", "--seed", "5"]
     result = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
@@ -89,7 +87,6 @@ def test_the_command_prints_the_tables_and_leaves_a_store_behind(store_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # up to four processes that import torch, one after the other
 def test_an_interrupt_stops_the_training_process_too(store_path: Path) -> None:
     options = ["--store", str(store_path), "--updates", "100"]
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as process:
@@ -105,7 +102,6 @@ def test_an_interrupt_stops_the_training_process_too(store_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # up to four processes that import torch, one after the other
 def test_what_a_failed_training_process_said_is_in_the_error(store_path: Path) -> None:
     broken = replace(plan(store_path), config=PpoConfig(updates=4, minibatch_size=-1))
     with pytest.raises(WorkerFailedError, match=r"(?s)'reference'.*exit code 1.*RuntimeError.*split") as caught:

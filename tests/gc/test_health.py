@@ -173,7 +173,6 @@ def test_validator_that_calls_everything_bad_loses_nothing(whole: Path, monkeypa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_repair_that_is_killed_anywhere_can_be_done_again(whole: Path, tmp_path: Path) -> None:
     rot(whole, packs_by_step(whole)[3])
     with open_store(whole.with_name("copy")) as copy:

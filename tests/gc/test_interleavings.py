@@ -209,7 +209,6 @@ def test_some_interleavings_lose_nothing(start: Path, tmp_path: Path, names: tup
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", PAIRS, ids=" ".join)
 def test_every_interleaving_loses_nothing(start: Path, tmp_path: Path, names: tuple[str, str]) -> None:
     assert sweep(start, tmp_path, names, 9) > 20

@@ -110,7 +110,6 @@ def test_some_faults_of_a_collection_cost_nothing(start: Path, tmp_path: Path, m
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_fault_of_a_collection_costs_anything(start: Path, tmp_path: Path, mode: str) -> None:
     assert sweep(start, tmp_path, mode, 5) > 30

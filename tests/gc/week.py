@@ -32,6 +32,7 @@ from casckpt.testing.trees import difference
 SPAN = 50  # retention keeps the first of so many steps
 ROLES = ("agent", "giant", "reader", "collector")
 RULES = casckpt_gc.Retention(latest=3, every_steps=SPAN)
+KILLS_MIN, COMMITS_MIN = 6, 11  # and of each run so many, however long that takes
 _FLOATS = {"agent": 40_000, "giant": 400_000}
 
 
@@ -117,7 +118,7 @@ def live_through(folder: Path, *, seconds: float, seed: int, kill_every_s: float
     running = {role: _start(folder, role, seed, scale) for role in ROLES}
     end_s, kill_count = time.monotonic() + seconds, 0
     try:
-        while time.monotonic() < end_s:
+        while time.monotonic() < end_s or kill_count < KILLS_MIN or _fewest_commits(folder) < COMMITS_MIN:
             time.sleep(kill_every_s * chance.uniform(0.5, 1.5))
             for role, process in running.items():
                 if process.poll() is not None:
@@ -132,6 +133,12 @@ def live_through(folder: Path, *, seconds: float, seed: int, kill_every_s: float
             process.kill()
             process.wait()
     return _check(folder, kill_count, scale)
+
+
+def _fewest_commits(folder: Path) -> int:
+    """Of the runs, how many commits the slowest has acknowledged: a busy machine gets more time."""
+    notes = [folder / f"{run}.steps" for run in _FLOATS]
+    return min(len(each.read_text().splitlines()) if each.exists() else 0 for each in notes)
 
 
 def _start(folder: Path, role: str, seed: int, scale: float) -> subprocess.Popen[bytes]:

@@ -273,7 +273,6 @@ class TestStore(StoreMachine.TestCase):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # shrinking a failure takes minutes
 class TestStoreLong(StoreMachine.TestCase):  # type: ignore[misc, name-defined]
     """Longer histories."""
 

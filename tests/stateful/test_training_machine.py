@@ -260,7 +260,6 @@ class TestTraining(TrainingMachine.TestCase):  # type: ignore[misc, name-defined
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # shrinking a failure takes minutes
 class TestTrainingLong(TrainingMachine.TestCase):  # type: ignore[misc, name-defined]
     """Longer histories."""
 
