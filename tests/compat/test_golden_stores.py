@@ -76,6 +76,7 @@ def test_annotations_of_the_golden_store_are_read(copied: Path) -> None:
         assert store.snapshot("best").metrics == {"return": 2.25, "solved": False, "late": 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("copied", ["v2"], indirect=True)
 def test_todays_code_continues_the_trainings_of_the_golden_store(copied: Path) -> None:
     """On bases that an earlier release wrote."""

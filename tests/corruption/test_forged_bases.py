@@ -169,6 +169,7 @@ def test_circle_is_refused(forged: Path, size: int) -> None:
     check_refused(forged)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("depth", [0, 255])
 @pytest.mark.parametrize("size", [1, 2, COUNT])
 def test_circle_beside_good_records_costs_nothing(forged: Path, size: int, depth: int) -> None:
@@ -214,12 +215,14 @@ WRONG: dict[str, Sequence[Forged]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_record_that_is_wrong_is_refused(forged: Path, name: str) -> None:
     forge(forged, WRONG[name])
     check_refused(forged)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_record_that_is_wrong_beside_a_good_one_costs_nothing(forged: Path, name: str) -> None:
     """The bad one is preferred: depth 0, and the newest."""

@@ -84,6 +84,7 @@ def test_each_file_of_the_index_replaced_costs_nothing(
     check_store(str(store_path), oracle)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("as_what", ["file", "link", "other store's"])
 def test_index_folder_that_is_something_else_costs_nothing(
     store_path: Path, tmp_path: Path, oracle: Rehearsal, as_what: str

@@ -40,6 +40,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_reopened", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_lost_pack_is_not_reused_by_the_next_commit(store_path: Path, loss: str, is_reopened: bool) -> None:

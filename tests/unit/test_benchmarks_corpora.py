@@ -127,6 +127,7 @@ def test_unknown_series_is_refused_by_name(folder: str) -> None:
 # --- the form of single series ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("variant", "weights", "moments"),
     [
@@ -176,6 +177,7 @@ def test_polyak_targets_follow_their_critics(folder: str) -> None:
             assert not torch.equal(target, after[f"critic_{number}"][name])
 
 
+@pytest.mark.full
 def test_league_grows_by_copies_of_its_past_that_never_change(folder: str) -> None:
     series = corpora.build("F", folder, quick=True)
     states = [series.state(index) for index in range(series.count)]
@@ -313,6 +315,7 @@ def test_stacks_hold_four_pictures_and_none_of_an_earlier_episode() -> None:
     assert bool((found == found[:, :, :1, :1]).all())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [pytest.param("R-clean", marks=EVERY_NAME[1].marks), "R-camera"])
 def test_every_picture_of_a_replay_series_is_in_four_rows(name: str, folder: str) -> None:
     series = corpora.build(name, folder, quick=True)
@@ -325,6 +328,7 @@ def test_every_picture_of_a_replay_series_is_in_four_rows(name: str, folder: str
     assert len({row.numpy().tobytes() for row in rows[:, 3]}) > 50
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not HAS_GAMES, reason="ale-py is not installed")
 def test_ring_wraps_and_its_stacks_are_the_observations_that_were_played(folder: str) -> None:
     series = corpora.build("C", folder, quick=True)
