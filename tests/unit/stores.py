@@ -30,7 +30,11 @@ class UnsyncedFileSystem(WrappedFileSystem):
 
 
 def open_store(path: Any, **options: Any) -> Any:
-    """`casckpt.open` on a file system without syncs; makes the store unless told otherwise."""
+    """`casckpt.open` on a file system without syncs; makes the store unless told otherwise.
+
+    Locks are waited for so long that only a hang takes longer, on a busy machine too.
+    """
+    options.setdefault("lock_timeout_s", 300.0)
     options.setdefault("create", not options.get("read_only"))
     options.setdefault("system", System(file_system=UnsyncedFileSystem()))
     return casckpt.open(path, **options)
