@@ -276,4 +276,21 @@ def _decode_sparse(params: bytes, payload: memoryview, base: memoryview | None, 
         raise damaged("difference", "gaps that are 0 or lead outside")
 
 
+def base_of(params: bytes, payload: memoryview, plain: memoryview) -> bytearray:
+    """The base of a record, from the record and the plain bytes that it decodes to.
+
+    New less what is added to zeros is old. What stands behind the last whole item is the new chunk's own: of
+    a base it says nothing, so it is taken over, and the caller compares the digest.
+
+    Raises:
+        CorruptionError: the record is damaged.
+    """
+    added = bytearray(len(plain))
+    _decode(params, payload, (bytes(len(plain)),), memoryview(added))
+    old = bytearray(plain)
+    items = integers_in(memoryview(old), params[0])
+    items -= integers_in(memoryview(added), params[0])
+    return old
+
+
 DECODERS = {1: Decoder("difference", _decode, range(1, 2))}

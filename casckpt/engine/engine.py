@@ -461,6 +461,8 @@ class CheckpointEngine:
             )
 
     def _save_due(self, metrics: Mapping[str, MetricValue] | None) -> SaveHandle | None:
+        if self._maintenance is not None and not self._maintenance.may_save():
+            return None  # which has warned; they stay due, and what `save` asks for is tried all the same
         now_s = self._clock()
         waiting = [each for each in self._components.values() if not self._is_being_added(each)]
         due = due_layers(waiting, self.global_step, now_s)

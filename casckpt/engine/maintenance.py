@@ -22,6 +22,9 @@ class Maintenance(Protocol):
     def after_commit(self, store: Store) -> None:
         """A snapshot of `store` is durable. Must not wait."""
 
+    def may_save(self) -> bool:
+        """Whether the disk is well enough for saves that are due. Must not wait."""
+
     def close(self) -> None:
         """Stop soon. Called by an engine that began it."""
 

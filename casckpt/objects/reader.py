@@ -256,7 +256,7 @@ class ObjectReader:
         if place.codec == CODEC_RAW:
             self._read_raw(object_id, out, place, txn)
             return
-        header, payload = self._read_record(object_id, place, txn)
+        header, payload = self.read_record(object_id, place, txn)
         if header.bases != place.bases:
             raise CorruptionError(
                 f"{self._where(place, txn)}: names other bases than the pack's table says", object_id=object_id
@@ -353,7 +353,14 @@ class ObjectReader:
         if count != len(out):
             raise self._short(object_id, file, offset, count)
 
-    def _read_record(self, object_id: ObjectId, place: Place, txn: KvReader | None) -> tuple[RecordHeader, memoryview]:
+    def read_record(
+        self, object_id: ObjectId, place: Place, txn: KvReader | None = None
+    ) -> tuple[RecordHeader, memoryview]:
+        """One record as it is stored, its header checked; the payload is good until this thread reads another.
+
+        Raises:
+            CorruptionError, IncompleteError: it is not there, or not that object's.
+        """
         file, offset = self._file(place, txn)
         size = place.header_size + place.stored_size
         if size > 2 * OBJECT_SIZE_MAX:

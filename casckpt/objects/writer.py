@@ -209,20 +209,8 @@ class ObjectWriter:
         self._seen[object_id] = outcome.depth if outcome else 0
         self.rejected_count += form.rejected is not None
         payload = memoryview(form.payload)
-        check = object_id[:16] if form.codec == CODEC_RAW else check16(payload)
-        header = RecordHeader(
-            kind=kind,
-            codec=form.codec,
-            codec_version=form.version,
-            object_id=object_id,
-            plain_size=plain_size,
-            stored_size=form.stored_size,
-            payload_check=check,
-            params=form.params,
-            bases=outcome.bases if outcome else (),
-            depth=outcome.depth if outcome else 0,
-            cost=outcome.cost if outcome else 0,
-        )
+        bases, depth, cost = (outcome.bases, outcome.depth, outcome.cost) if outcome else ((), 0, 0)
+        header = header_of(kind, object_id, plain_size, form, bases, depth, cost)
         if self._may_inline and self._held_size + form.stored_size <= INLINE_LIMIT:
             # Held bytes are copied: the memory they lie in is reused, or the user's and may have moved since the hash.
             held = bytes(payload)
@@ -296,6 +284,26 @@ class ObjectWriter:
                 file.drop_cache(0, pack.size)
         finally:
             file.close()
+
+
+def header_of(
+    kind: int, object_id: ObjectId, plain_size: int, form: Encoded, bases: tuple[ObjectId, ...], depth: int, cost: int
+) -> RecordHeader:
+    """The header of a record of this form."""
+    payload_check = object_id[:16] if form.codec == CODEC_RAW else check16(memoryview(form.payload))
+    return RecordHeader(
+        kind=kind,
+        codec=form.codec,
+        codec_version=form.version,
+        object_id=object_id,
+        plain_size=plain_size,
+        stored_size=form.stored_size,
+        payload_check=payload_check,
+        params=form.params,
+        bases=bases,
+        depth=depth,
+        cost=cost,
+    )
 
 
 class _PackFile:

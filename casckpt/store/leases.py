@@ -48,10 +48,16 @@ class Leases:
         self._root = root
         self._system = system
         self._is_silent = is_silent
+        self._has_failed = False
         self._held: dict[str, tuple[File, int]] = {}
         self._counter = 0
         self._pulsed_s = 0.0
         self._lock = threading.Lock()
+
+    @property
+    def protection(self) -> str:
+        """What a collector gives the reads of this handle: "lease" or "grace", see `Store.protection`."""
+        return "grace" if self._is_silent or self._has_failed else "lease"
 
     @contextlib.contextmanager
     def hold(self, seq: int) -> Iterator[None]:
@@ -78,7 +84,9 @@ class Leases:
                 fs.make_folder(f"{self._root}/{LEASES}")
                 file = fs.create(path)
         except (StorageError, FileNotFoundError):
+            self._has_failed = True
             return None
+        self._has_failed = False
         with self._lock:
             self._held[path] = file, seq
         with contextlib.suppress(StorageError):

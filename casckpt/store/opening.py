@@ -64,7 +64,8 @@ def open_store(
         path: the store's folder, on a local disk or a network file system.
         create: make the store when there is none. Without it, a path without a store is an error, so that a typing
             mistake never starts a training afresh.
-        read_only: promise to write nothing; works on read-only media and full disks.
+        read_only: promise to write nothing; works on read-only media and full disks. A collector is not told of its
+            reads (`Store.protection`).
         run: name of the training. Runs in one store share content; steps, branches and "latest" are each run's own.
         verify: what a commit proves before it publishes: "reread" (default) reads new packs back through a fresh
             descriptor, which catches wrong writes; "media" first drops the kernel's cache, so that the bytes come from

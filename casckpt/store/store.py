@@ -590,6 +590,16 @@ class Store(SavesInBackground):
 
     # --- life ---
 
+    @property
+    def protection(self) -> str:
+        """What keeps a collector from taking what this handle is reading.
+
+        "lease": a file says that it reads, and the collector waits for it. "grace": it cannot write one, because it is
+        read-only or the last attempt failed; a read then has the collector's grace time to finish (60 s by default, at
+        two points), and what has gone after that is an error, never wrong data.
+        """
+        return self._leases.protection
+
     def close(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
         """Finish background commits and let go of everything.
 

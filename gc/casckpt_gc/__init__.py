@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from casckpt_gc.collect import Collection, Report, collect
+from casckpt_gc.compaction import Compaction
 from casckpt_gc.maintenance import Maintenance
 from casckpt_gc.patrol import Finding, Health, Limits, Patrolled, health, patrol
-from casckpt_gc.plan import Compaction, Fate, PackFate, Plan, plan
-from casckpt_gc.repair import Heal, Repair, repair
+from casckpt_gc.plan import Fate, PackFate, Plan, plan
+from casckpt_gc.repair import EntryHeal, Heal, Repair, repair
 from casckpt_gc.retention import AnyOf, Best, Candidate, Pareto, Retention, Thinning
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Candidate",
     "Collection",
     "Compaction",
+    "EntryHeal",
     "Fate",
     "Finding",
     "Heal",

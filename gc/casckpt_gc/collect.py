@@ -34,19 +34,12 @@ from casckpt.objects.packs import list_packs, pack_path, trash_path
 from casckpt.store.opening import add_feature
 from casckpt.store.store import Store
 from casckpt.store.values import Value
-from casckpt_gc.compact import Rewriting
+from casckpt_gc.compact import Rewriting, Stopped
+from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.gate import Gate, Observer
-from casckpt_gc.mark import Mark, PackState, census, check_certain, roots
-from casckpt_gc.plan import (
-    COMPACTION,
-    Compaction,
-    Plan,
-    check_plausible,
-    leftovers,
-    may_have_garbage,
-    plan,
-    unnamed_packs,
-)
+from casckpt_gc.mark import Mark, PackState, check_certain, roots
+from casckpt_gc.plan import Findings, Plan, check_plausible, find, leftovers, may_have_garbage, plan, unnamed_packs
+from casckpt_gc.recode import prove
 from casckpt_gc.retention import AnyOf, Retention, Thinning
 
 T = TypeVar("T")
@@ -65,15 +58,18 @@ class Report(Value):
     Attributes:
         retired_count, thinned_count: snapshots.
         condemned_count: packs condemned by it; rewritten ones are among them.
-        rewritten_bytes: needed bytes written anew.
+        rewritten_bytes: needed bytes written anew as they are.
+        recoded_count, recoded_bytes: objects encoded anew, and what their records take now.
         freed_bytes, freed_file_count: files unlinked, leftovers of earlier collections and of dead processes included.
-        is_compaction_skipped: packs were to be rewritten, and there was no room.
+        is_compaction_skipped: packs were to be rewritten, and there was no room, or it was told to stop.
     """
 
     retired_count: int
     thinned_count: int
     condemned_count: int
     rewritten_bytes: int
+    recoded_count: int
+    recoded_bytes: int
     freed_bytes: int
     freed_file_count: int
     is_compaction_skipped: bool
@@ -81,10 +77,10 @@ class Report(Value):
     def __str__(self) -> str:
         text = (
             f"retired {self.retired_count} snapshots, thinned {self.thinned_count}, condemned {self.condemned_count} "
-            f"packs, rewrote {self.rewritten_bytes} bytes, freed {self.freed_bytes} bytes in {self.freed_file_count} "
-            "files"
+            f"packs, rewrote {self.rewritten_bytes} bytes, encoded {self.recoded_count} objects anew in "
+            f"{self.recoded_bytes} bytes, freed {self.freed_bytes} bytes in {self.freed_file_count} files"
         )
-        return f"{text}; no room to rewrite packs" if self.is_compaction_skipped else text
+        return f"{text}; packs were not rewritten: no room, or stopped" if self.is_compaction_skipped else text
 
 
 def collect(
@@ -113,16 +109,28 @@ def collect(
 
 
 class Collection:
-    """One collection on its way: `run` it to the end, or `advance` it whenever there is time."""
+    """One collection on its way: `run` it to the end, or `advance` it whenever there is time.
 
-    def __init__(self, found: Plan, *, grace_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    `is_stopped` is asked before each record that is written anew: where it says so, no pack is rewritten this time.
+    """
+
+    def __init__(
+        self,
+        found: Plan,
+        *,
+        grace_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._plan = found
         self._store: Store = found._store
         self._grace_s = grace_s
         self._sleep = sleep
+        self._is_stopped = is_stopped
         self._observer = Observer(self._store)
         self._mark: Mark | None = None
-        self._retired = self._thinned = self._condemned = self._freed = self._files = self._rewritten = 0
+        self._retired = self._thinned = self._condemned = self._freed = self._files = 0
+        self._rewritten = self._recoded = self._recoded_bytes = 0
         self._is_compaction_skipped = False
         self._phases = self._go()
 
@@ -138,8 +146,17 @@ class Collection:
 
     def report(self) -> Report:
         """What has been done so far."""
-        counts = self._retired, self._thinned, self._condemned, self._rewritten, self._freed, self._files
-        return Report(*counts, self._is_compaction_skipped)
+        return Report(
+            self._retired,
+            self._thinned,
+            self._condemned,
+            self._rewritten,
+            self._recoded,
+            self._recoded_bytes,
+            self._freed,
+            self._files,
+            self._is_compaction_skipped,
+        )
 
     def _go(self) -> Iterator[bool]:
         """Yields False wherever something has to be waited for."""
@@ -156,7 +173,7 @@ class Collection:
             dead_files = dict(leftovers(store))
             self._retire()
         unfinished = {bytes.fromhex(each.pack) for each in self._plan.packs if each.what == "unfinished"}
-        if unfinished or may_have_garbage(store, self._plan._compaction):
+        if unfinished or self._plan.recoded_count or may_have_garbage(store, self._plan._compaction):
             yield from self._wait()
             with store._writing("collect"):
                 self._condemn(unfinished)
@@ -230,30 +247,43 @@ class Collection:
         check_certain(store)
         mark = self._mark = Mark(store)
         mark.add(roots(store))
-        states, _ = census(store, mark)
-        check_plausible(store, mark, states.values())
-        doomed = {number: state for number, state in states.items() if not state.needed_bytes}
-        with self._rewriting(mark, states) as rewriting:
-            self._condemned = self._publish(functools.partial(self._verdict, mark, doomed, rewriting, unfinished))
+        found = find(store, mark, self._plan._compaction)
+        check_plausible(store, mark, found.states.values())
+        if not found.recoding.bases or not self._condemn_found(mark, found, unfinished):
+            self._condemn_found(mark, found.without_recoding(store, mark), unfinished)
+
+    def _condemn_found(self, mark: Mark, found: Findings, unfinished: set[bytes]) -> bool:
+        """Write anew what is to be, and publish; whether anything was condemned."""
+        doomed = {number: state for number, state in found.states.items() if not state.needed_bytes}
+        with self._rewriting(found) as rewriting:
+            if rewriting is None and found.recoding.bases:
+                return False
+            needed = prove(mark, rewriting.encoder) if rewriting is not None and found.recoding.bases else mark
+            self._condemned = self._publish(functools.partial(self._verdict, needed, doomed, rewriting, unfinished))
             if rewriting is not None and self._condemned:
                 self._rewritten = rewriting.copied_bytes
+                self._recoded, self._recoded_bytes = len(found.recoding.bases), rewriting.recoded_bytes
+                self._mark = None if found.recoding.bases else mark  # the new records are looked up once more
+        return self._condemned > 0
 
     @contextlib.contextmanager
-    def _rewriting(self, mark: Mark, states: dict[int, PackState]) -> Iterator[Rewriting | None]:
-        """The packs to be rewritten, their copies durable; None where there are none, or no room."""
-        compaction = self._plan._compaction
-        chosen = compaction.chosen(states.values()) if compaction is not None else []
-        numbers = {number: state for number, state in states.items() if state in chosen}
-        if not numbers:
+    def _rewriting(self, found: Findings) -> Iterator[Rewriting | None]:
+        """The packs to be rewritten, their copies durable; None where there are none, no room, or no time."""
+        if not (found.chosen or found.recoding.bases) or found.needed is None:
             yield None
             return
-        rewriting = Rewriting(self._store, numbers, mark)
+        rewriting = Rewriting(self._store, found.chosen, found.needed, found.recoding, self._is_stopped)
         try:
             try:
                 rewriting.copy()
-            except OutOfSpaceError:
+            except (OutOfSpaceError, Stopped):
                 self._is_compaction_skipped = True
                 yield None
+                return
+            except (CorruptionError, IncompleteError):
+                if not found.recoding.bases:
+                    raise
+                yield None  # what was to be encoded anew is damaged: the rest goes without it
                 return
             yield rewriting
         finally:
@@ -263,14 +293,16 @@ class Collection:
         self, mark: Mark, doomed: dict[int, PackState], rewriting: Rewriting | None, unfinished: set[bytes]
     ) -> tuple[Body | None, int]:
         """The entry, as of what is applied now. Snapshots that came since the mark spare the packs they touch."""
-        touched = self._touched(mark.add(roots(self._store) - mark.snapshots))
+        fresh = mark.add(roots(self._store) - mark.snapshots)
+        touched = self._touched(fresh)
         for number in touched & doomed.keys():
             del doomed[number]
         packs = [state.pack_id for state in doomed.values()]
         replacements: list[PackRef] = []
-        if rewriting is not None and rewriting.packs:
+        if rewriting is not None and (rewriting.packs or rewriting.encoder.places):
             copies = {ref.pack_id for ref in rewriting.replacements}
-            if touched & rewriting.packs.keys() or self._is_condemned([*copies, *rewriting.pack_ids]):
+            is_late = self._is_condemned([*copies, *rewriting.pack_ids]) or not rewriting.encoder.is_below(fresh)
+            if is_late or touched & rewriting.packs.keys():
                 return None, 0  # copies that lack something, or come too late: the next collection makes new ones
             packs += rewriting.pack_ids
             replacements = rewriting.replacements

@@ -24,7 +24,6 @@ from casckpt.cli._screen import (
     store_argument,
     table,
 )
-from casckpt.cli._text import size
 from casckpt.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -100,14 +99,19 @@ def collect(path: str, run: str | None, grace: float | None, as_json: bool, **ru
 @click.option(
     "--budget", type=click.IntRange(min=1), default=1024, metavar="MIB", help="At most so much. [default: 1024]"
 )
+@click.option(
+    "--small-after", type=click.IntRange(min=1), metavar="N", help="Encode what the newest N do not have as small."
+)
 @click.option("--grace", type=float, metavar="S", help="Seconds for readers without a lease, twice. [default: 60]")
 @json_option
-def compact(path: str, budget: int, grace: float | None, as_json: bool) -> None:
+def compact(path: str, budget: int, small_after: int | None, grace: float | None, as_json: bool) -> None:
     """Rewrite packs of which little is needed, and merge small ones. No snapshot is retired."""
-    from casckpt_gc.plan import Compaction, plan
+    from casckpt_gc.compaction import Compaction
+    from casckpt_gc.plan import plan
 
     with _opened(path, None, is_any_run_good=True) as store:
-        found = plan(store, compaction=Compaction(budget_bytes=budget << 20))
+        rules = Compaction(budget_bytes=budget << 20, cold_after=small_after, is_thorough=True)
+        found = plan(store, compaction=rules)
         _print_report("gc compact", store.path, found.execute(grace_s=grace), as_json=as_json)
 
 
@@ -147,7 +151,9 @@ def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
         print_json("repair", {"store": path, **found.to_dict()})
     else:
         say(str(found))
-    finish(_exits.NO if found.lost_by or (found.heals and not execute) else _exits.FINE)
+    is_damaged = (found.heals or found.entries) and not execute
+    is_lost = found.lost_by or not all(each.is_healed for each in found.entries)
+    finish(_exits.NO if is_lost or is_damaged else _exits.FINE)
 
 
 # --- stores and rules ---
@@ -167,7 +173,8 @@ def _opened(path: str, run: str | None, *, is_any_run_good: bool = False) -> Sto
 
 
 def _plan(store: Store, rules: Mapping[str, Any]) -> Plan:
-    from casckpt_gc.plan import COMPACTION, plan
+    from casckpt_gc.compaction import COMPACTION
+    from casckpt_gc.plan import plan
 
     compaction = None if rules["no_compact"] else COMPACTION
     return plan(store, _retention(rules), _thinning(rules), branch=rules["branch"], compaction=compaction)
@@ -204,14 +211,13 @@ def _thinning(rules: Mapping[str, Any]) -> tuple[Thinning, ...]:
 
 
 def _print_plan(found: Plan) -> None:
-    from casckpt_gc.screen import plan_rows
+    from casckpt_gc.screen import frees_text, plan_rows
 
     target = table("collect", ">how many", ">bytes", "which…")
     for row in plan_rows(found):
         add_row(target, *row)
     print_table(target)
-    anew = f", writes {size(found.rewritten_bytes)} anew" if found.rewritten_bytes else ""
-    say(f"frees {size(found.freed_bytes)}{anew}")
+    say(frees_text(found))
 
 
 def _print_report(name: str, path: str, report: Report, *, as_json: bool) -> None:

@@ -1,16 +1,18 @@
 """Packs rewritten without what nobody needs: records copied byte for byte into new packs.
 
 A record keeps its codec, its bases and its depth, so everything that is decoded from it, and everything it is decoded
-from, stays as it was: the decode graph does not change (I8). A record whose bytes are not as its own check says is not
-copied, and its pack stays where it is, for a repair to look at.
+from, stays as it was: the decode graph does not change (I8), but for the objects that are encoded anew (`recode`). A
+record whose bytes are not as its own check says is not copied, and its pack stays where it is, for a repair to look at.
 
 The new packs are durable, and named by nobody, until the entry that condemns the old ones names them as replacements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from casckpt.digest import check16
-from casckpt.errors import CorruptionError
+from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.format.entry import PackRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import RecordHeader, decode_header
@@ -19,6 +21,11 @@ from casckpt.objects.writer import ObjectWriter
 from casckpt.storage.fs import File
 from casckpt.store.store import Store
 from casckpt_gc.mark import Mark, PackState
+from casckpt_gc.recode import Encoder, Recoding
+
+
+class Stopped(Exception):
+    """A rewriting was told to stop; nothing refers to what it wrote."""
 
 
 class Rewriting:
@@ -27,20 +34,32 @@ class Rewriting:
     Args:
         store: open for writing.
         packs: by number.
-        mark: what is needed; other records are left behind.
+        mark: what is needed; other records, and those of objects that get new ones, are left behind.
+        recoding: what is encoded anew; its packs are among `packs`.
+        is_stopped: asked before each record.
 
     Attributes:
         packs: those of which everything needed was copied.
+        encoder: of the new records.
         replacements: the new packs, after `copy`.
-        copied_bytes: bytes of the records copied.
+        copied_bytes, recoded_bytes: of the records copied, and of those encoded anew.
     """
 
-    def __init__(self, store: Store, packs: dict[int, PackState], mark: Mark) -> None:
+    def __init__(
+        self,
+        store: Store,
+        packs: Mapping[int, PackState],
+        mark: Mark,
+        recoding: Recoding,
+        is_stopped: Callable[[], bool],
+    ) -> None:
         self.packs = dict(packs)
+        self.encoder = Encoder(store, recoding)
         self.replacements: list[PackRef] = []
-        self.copied_bytes = 0
+        self.copied_bytes = self.recoded_bytes = 0
         self._store = store
         self._mark = mark
+        self._is_stopped = is_stopped
         self._writer = ObjectWriter(
             store.path, store.store_id, store._system, lambda ids: [False] * len(ids), verify=store._committer._verify
         )
@@ -51,16 +70,21 @@ class Rewriting:
         return [state.pack_id for state in self.packs.values()]
 
     def copy(self) -> None:
-        """Copy all needed records; durable and read back when it returns. Memory: one batch of a pack being written.
+        """Write all needed records; durable and read back when it returns. Memory: one batch of a pack being written.
 
         Raises:
-            OutOfSpaceError, StorageError: nothing refers to what was written; call `end`.
+            OutOfSpaceError, StorageError, Stopped: nothing refers to what was written; call `end`.
+            CorruptionError, IncompleteError: the same; what was to be encoded anew, or its pack, cannot be read.
         """
         for number, state in list(self.packs.items()):
             try:
                 self._copy_pack(state)
-            except (CorruptionError, FileNotFoundError):  # damaged, or another collection was faster
+            except (CorruptionError, FileNotFoundError) as error:  # damaged, or another collection was faster
+                if number in self.encoder.recoding.packs:
+                    raise IncompleteError(f"pack {state.pack_id.hex()} cannot be rewritten: {error}") from error
                 del self.packs[number]
+        for header, payload in self.encoder.records():
+            self.recoded_bytes += self._add(header, payload)
         self.replacements = self._writer.publish().packs
 
     def _copy_pack(self, state: PackState) -> None:
@@ -69,12 +93,16 @@ class Rewriting:
         file = fs.open(pack_path(root, state.pack_id))
         try:
             for row in rows:
-                if row.object_id in self._mark:
-                    header, payload = read_record(file, row)
-                    self._writer.add_record(header, payload)
-                    self.copied_bytes += header.header_size + len(payload)
+                if row.object_id in self._mark and row.object_id not in self.encoder.recoding.bases:
+                    self.copied_bytes += self._add(*read_record(file, row))
         finally:
             file.close()
+
+    def _add(self, header: RecordHeader, payload: memoryview) -> int:
+        if self._is_stopped():
+            raise Stopped
+        self._writer.add_record(header, payload)
+        return header.header_size + len(payload)
 
     def end(self) -> None:
         """Remove temporary files that are left."""

@@ -2,20 +2,23 @@
 
 `Maintenance` is what an engine is given. `after_commit` notices that enough commits have passed and begins a
 collection in a thread of its own, on a handle of its own; what goes wrong there is kept as `error`, and warned of once.
-Retention runs after the new snapshot is durable, never before.
+Retention runs after the new snapshot is durable, never before. It may patrol as well, a little after each collection,
+and watch the disk: where that is too full or too slow, `may_save` says so, and an engine lets saves that are due pass.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from casckpt.errors import CasckptError, StoreWarning
 from casckpt.store.opening import open_store
 from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report
-from casckpt_gc.plan import COMPACTION, Compaction, plan
+from casckpt_gc.compaction import COMPACTION, Compaction
+from casckpt_gc.patrol import Health, Limits, Patrolled, health, patrol
+from casckpt_gc.plan import plan
 from casckpt_gc.retention import AnyOf, Retention, Thinning
 
 if TYPE_CHECKING:
@@ -33,10 +36,14 @@ class Maintenance:
         every_commits: a collection begins after so many commits.
         compaction: as for `plan`.
         grace_s: as for `collect`.
+        patrol_bytes: of packs checked after each collection; 0: none.
+        limits: for the disk; None: it is not watched.
 
     Attributes:
         error: why the last collection failed, or None.
         report: what the last collection that ended did, or None.
+        patrolled: what the last patrol saw, or None. Damage is warned of.
+        health: of the disk, as it was last looked at, or None.
     """
 
     def __init__(
@@ -47,43 +54,78 @@ class Maintenance:
         every_commits: int = EVERY_COMMITS,
         compaction: Compaction | None = COMPACTION,
         grace_s: float = GRACE_S,
+        patrol_bytes: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         self._rules = retention, thinning
         self._every_commits = every_commits
         self._compaction = compaction
         self._grace_s = grace_s
+        self._patrol_bytes = patrol_bytes
+        self._limits = limits
+        self._place = "", "", ""
         self._commit_count = 0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self.error: CasckptError | None = None
         self.report: Report | None = None
+        self.patrolled: Patrolled | None = None
+        self.health: Health | None = None
 
     def after_commit(self, store: Store) -> None:
         """Say that `store` has published a snapshot. Returns at once."""
         self._commit_count += 1
-        is_running = self._thread is not None and self._thread.is_alive()
-        if self._commit_count < self._every_commits or is_running:
-            return
-        self._commit_count = 0
-        self._thread = threading.Thread(
-            target=self._collect, args=(store.path, store.run, store.branch), name="casckpt-maintenance", daemon=True
-        )
-        self._thread.start()
+        self._place = store.path, store.run, store.branch
+        if self._commit_count >= self._every_commits and self._begin(self._collect):
+            self._commit_count = 0
 
-    def _collect(self, path: str, run: str, branch: str) -> None:
-        retention, thinning = self._rules
+    def may_save(self) -> bool:
+        """Whether the disk was well when it was last looked at. Where it was not, it is looked at again meanwhile."""
+        if self.health is None or self.health.state != "stop":
+            return True
+        self._begin(self._watch)
+        return False
+
+    def _begin(self, act: Callable[[Store], None]) -> bool:
+        """Do something in a thread of its own, unless something is under way."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        self._thread = threading.Thread(target=self._do, args=(act,), name="casckpt-maintenance", daemon=True)
+        self._thread.start()
+        return True
+
+    def _do(self, act: Callable[[Store], None]) -> None:
+        path, run, _ = self._place
         try:
             with open_store(path, run=run) as own:
-                found = plan(own, retention, thinning, branch=branch, compaction=self._compaction)
-                collection = Collection(found, grace_s=self._grace_s)
-                while not collection.advance():
-                    if self._stop.wait(POLL_S):
-                        return  # what is left is found by the next collection
-                self.error, self.report = None, collection.report()
+                act(own)
         except CasckptError as error:
             if self.error is None:
                 warnings.warn(f"a collection failed, and training goes on: {error.message}", StoreWarning, stacklevel=1)
             self.error = error
+
+    def _collect(self, own: Store) -> None:
+        retention, thinning = self._rules
+        found = plan(own, retention, thinning, branch=self._place[2], compaction=self._compaction)
+        collection = Collection(found, grace_s=self._grace_s, is_stopped=self._stop.is_set)
+        while not collection.advance():
+            if self._stop.wait(POLL_S):
+                return  # what is left is found by the next collection
+        self.error, self.report = None, collection.report()
+        if self._patrol_bytes:
+            self.patrolled = patrol(own, budget_bytes=self._patrol_bytes)
+            if self.patrolled.findings:
+                warnings.warn(f"damage was found: {self.patrolled}", StoreWarning, stacklevel=1)
+        self._watch(own)
+
+    def _watch(self, own: Store) -> None:
+        if self._limits is None:
+            return
+        before, self.health = self.health, health(own, self._limits)
+        if self.health.state != "good" and (before is None or before.state != self.health.state):
+            what = "saves that are due are left out until that is over" if self.health.state == "stop" else "take care"
+            text = f"{self.health.free_bytes} bytes are free, and a small write takes {self.health.write_s:.3f} s"
+            warnings.warn(f"the disk of {own.path}: {text}; {what}", StoreWarning, stacklevel=1)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a collection that is under way."""

@@ -3,8 +3,9 @@
 *Roots* are the snapshots that are not retired, and those that a tag means. A root reaches its context, and of every
 component that is not withdrawn the manifest, structure, nodes, chunks and parts: these objects are *live*. What a
 record of a live object names as a base, directly or through other bases, is *held*, unless it is live itself. All
-records of a live or held object count, not only the one that a restore prefers, but for those that nobody can decode
-any more: so what stays decodes as before, whatever is taken away beside it (I8).
+records of a live or held object count, not only the one that a restore prefers: so what stays decodes as before,
+whatever is taken away beside it (I8). Two kinds do not count: those that nobody can decode any more, and those inline
+in an entry, which cannot be taken away, of objects that a pack holds less deep.
 
 A mark starts from the timeline as the index has applied it, reads manifests, and believes no reference count. It grows:
 roots that appear later are added to what is known. Whatever cannot be read stops it: nothing is concluded from half a
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.format.snapshot import parts_of
 from casckpt.ids import ObjectId, SnapshotId, short
-from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row, decode_snap, key_number
+from casckpt.index.tables import CONDEMNED, Place, decode_object, decode_pack_row, decode_snap, key_number
 from casckpt.objects import graph
 from casckpt.store.store import Store
 
@@ -63,15 +64,19 @@ class Mark:
     Attributes:
         store: whose objects.
         withdrawn: components that count as withdrawn besides those that are: snapshot id to names.
+        recoded: records that count in place of all others of their objects: those that a collection is about to write.
         snapshots: those added.
         live, held: see the module.
+        edges: needed objects that have bases, each with the bases of all its records that count.
     """
 
     store: Store
     withdrawn: Withdrawn = field(default_factory=dict)
+    recoded: Mapping[ObjectId, Place] = field(default_factory=dict)
     snapshots: set[SnapshotId] = field(default_factory=set)
     live: set[ObjectId] = field(default_factory=set)
     held: set[ObjectId] = field(default_factory=set)
+    edges: dict[ObjectId, set[ObjectId]] = field(default_factory=dict)
 
     def __contains__(self, object_id: bytes) -> bool:
         return object_id in self.live or object_id in self.held
@@ -95,6 +100,16 @@ class Mark:
         self.held -= fresh
         return (fresh - was_held) | self._hold(fresh)
 
+    def recode(self, records: Mapping[ObjectId, Place]) -> Mark:
+        """The mark as it is once these objects have only these records. Costs two look-ups per live object.
+
+        Raises:
+            IncompleteError: something live could not be decoded then.
+        """
+        changed = Mark(self.store, self.withdrawn, records, set(self.snapshots), set(self.live))
+        changed._hold(changed.live)
+        return changed
+
     def _reach(self, snapshot_id: SnapshotId) -> set[ObjectId]:
         catalog = self.store._catalog
         snapshot = catalog.load(snapshot_id)
@@ -109,6 +124,9 @@ class Mark:
         """Hold the bases of all records of these objects, and theirs; returns what was not needed before."""
         with self.store._keeper.kv.read() as txn:
             places = graph.reach(fresh, txn)
+            new = {each: record for each, record in self.recoded.items() if each in places}
+            places.update(graph.reach((base for record in new.values() for base in record.bases), txn, places))
+        places.update((each, [record]) for each, record in self.recoded.items() if each in places)
         settled = graph.settle(places, lambda _, __: True, {})
         lost = next((each for each in fresh if each not in settled), None)
         if lost is not None:
@@ -120,13 +138,22 @@ class Mark:
         added: set[ObjectId] = set()
         waiting = list(fresh)
         while waiting:
-            for place in places[waiting.pop()]:
-                if all(base in settled for base in place.bases):
-                    below = [base for base in place.bases if base not in self]
-                    self.held.update(below)
-                    added.update(below)
-                    waiting += below
+            object_id = waiting.pop()
+            bases = {base for place in counting(places[object_id], settled) for base in place.bases}
+            if bases:
+                self.edges[object_id] = bases
+            below = [base for base in bases if base not in self]
+            self.held.update(below)
+            added.update(below)
+            waiting += below
         return added
+
+
+def counting(places: Iterable[Place], decodable: Container[ObjectId]) -> list[Place]:
+    """The records of one object that count: see the module."""
+    good = [place for place in places if all(base in decodable for base in place.bases)]
+    depth = min((place.depth for place in good if not place.is_inline), default=None)
+    return [place for place in good if not place.is_inline or depth is None or place.depth <= depth]
 
 
 def objects_below(store: Store, manifest: ObjectId, known: Container[bytes]) -> set[ObjectId]:
@@ -151,38 +178,52 @@ def objects_below(store: Store, manifest: ObjectId, known: Container[bytes]) -> 
 
 @dataclass(frozen=True)
 class PackState:
-    """A pack that is part of the store, and how many of its bytes are records of live and of held objects."""
+    """A pack that is part of the store, and how many of its bytes are records of live, of held and of other objects."""
 
     pack_id: bytes
     size_bytes: int
     live_bytes: int
     held_bytes: int
+    dead_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:
         return self.live_bytes + self.held_bytes
 
 
-def census(store: Store, mark: Mark) -> tuple[dict[int, PackState], dict[int, int]]:
-    """All packs by number, condemned ones left out, and how many records of each nothing needs.
+@dataclass(frozen=True)
+class Census:
+    """What is in packs and entries.
 
-    Costs one pass over the rows of all objects.
+    Attributes:
+        packs: by number, condemned ones left out.
+        dead_counts: by number of a pack, its records that nothing needs.
+        live_bytes, held_bytes: of records of live objects, those in entries included, and of held ones in packs.
     """
+
+    packs: dict[int, PackState]
+    dead_counts: Counter[int]
+    live_bytes: int
+    held_bytes: int
+
+
+def census(store: Store, mark: Mark) -> Census:
+    """Costs one pass over the rows of all objects."""
     live: Counter[int] = Counter()
     held: Counter[int] = Counter()
     dead: Counter[int] = Counter()
+    dead_counts: Counter[int] = Counter()
     with store._keeper.kv.read() as txn:
         for object_id, row in txn.scan("objects"):
-            sums = live if object_id in mark.live else held if object_id in mark.held else None
+            is_live = object_id in mark.live and object_id not in mark.recoded
+            sums = live if is_live else held if object_id in mark.held else dead
             for place in decode_object(row)[1]:
-                if sums is None:
-                    dead[place.pack_no] += 1
-                else:
-                    sums[place.pack_no] += place.size
+                sums[place.pack_no] += place.size
+                dead_counts[place.pack_no] += sums is dead
         packs = [(key_number(key), *decode_pack_row(row)) for key, row in txn.scan("packs")]
     states = {
-        number: PackState(pack_id, size, live[number], held[number])
+        number: PackState(pack_id, size, live[number], held[number], dead[number])
         for number, pack_id, size in packs
         if size != CONDEMNED
     }
-    return states, dead
+    return Census(states, dead_counts, sum(live.values()), sum(each.held_bytes for each in states.values()))

@@ -125,6 +125,10 @@ def patrol(store: Store, *, budget_bytes: int = 1 << 30, budget_s: float = 60.0,
             break
     needed_by: tuple[tuple[str, str, int, str], ...] = ()
     if findings:
+        store._keeper.catch_up()
+        still = packs_of(store)  # not those that a collector took meanwhile
+        findings = [each for each in findings if each.pack in still]
+    if findings:
         store._keeper.mark_damage({bytes.fromhex(each.object_id): each.reason for each in findings if each.object_id})
         needed_by = needing(store, findings)
     if not store.is_read_only:

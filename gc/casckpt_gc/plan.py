@@ -12,7 +12,8 @@ and over all manifests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,47 +33,15 @@ from casckpt.storage.process import owner_of
 from casckpt.store.store import Store
 from casckpt.store.values import Value
 from casckpt.store.wholeness import WholenessCheck
-from casckpt_gc.mark import Mark, PackState, census, check_certain, roots
+from casckpt_gc.compaction import COMPACTION, Compaction
+from casckpt_gc.mark import Census, Mark, PackState, census, check_certain, roots
+from casckpt_gc.recode import Recoding, find_recoding
 from casckpt_gc.retention import AnyOf, Candidate, Retention, Thinning
 
 if TYPE_CHECKING:
     from casckpt_gc.collect import Report
 
 _STEP_MAX = (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class Compaction:
-    """Which packs are rewritten, and how much of that in one collection.
-
-    Attributes:
-        needed_share_max: a pack of which at most this share is needed is rewritten.
-        tiny_size_bytes: packs smaller than this are merged …
-        tiny_count_min: … when there are so many of them.
-        budget_bytes: needed bytes rewritten in one collection; what is left waits for the next.
-    """
-
-    needed_share_max: float = 0.5
-    tiny_size_bytes: int = 4 << 20
-    tiny_count_min: int = 16
-    budget_bytes: int = 1 << 30
-
-    def chosen(self, packs: Iterable[PackState]) -> list[PackState]:
-        """Packs to rewrite, those that give back most first."""
-        packs = [pack for pack in packs if pack.needed_bytes]
-        tiny = [pack for pack in packs if pack.size_bytes < self.tiny_size_bytes]
-        merged = tiny if len(tiny) >= self.tiny_count_min else []
-        sparse = [pack for pack in packs if pack.needed_bytes <= self.needed_share_max * pack.size_bytes]
-        found, left = [], self.budget_bytes
-        for pack in sorted({*merged, *sparse}, key=lambda each: (each.needed_bytes / each.size_bytes, each.pack_id)):
-            if pack.needed_bytes > left:
-                break
-            left -= pack.needed_bytes
-            found.append(pack)
-        return found
-
-
-COMPACTION = Compaction()
 
 
 @dataclass(frozen=True)
@@ -106,6 +75,8 @@ class Plan(Value):
         packs: packs that go, or are rewritten.
         leftovers: temporary files of dead processes: name, size in bytes.
         freed_object_count: records in packs that go.
+        recoded_count, recoded_bytes: objects to be encoded anew, and their plain bytes: the most that is written for
+            them.
         live_bytes, held_bytes: records in packs that snapshots reach afterwards, and records that these are only
             decoded from; 0 when nothing had to be marked.
     """
@@ -118,6 +89,8 @@ class Plan(Value):
     packs: tuple[PackFate, ...]
     leftovers: tuple[tuple[str, int], ...]
     freed_object_count: int
+    recoded_count: int
+    recoded_bytes: int
     live_bytes: int
     held_bytes: int
     _store: Store = field(repr=False, compare=False)
@@ -152,7 +125,7 @@ class Plan(Value):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.retired or self.thinned or self.packs or self.leftovers)
+        return not (self.retired or self.thinned or self.packs or self.leftovers or self.recoded_count)
 
     def execute(self, *, grace_s: float | None = None) -> Report:
         """Do it; returns what was done. Waits for readers, and at least twice `grace_s` when packs go.
@@ -213,18 +186,91 @@ def plan(
     withdrawn = {bytes.fromhex(fate.id): fate.withdrawn for fate in fates if fate.withdrawn}
     unfinished = unnamed_packs(store)
     packs = [PackFate(pack_id.hex(), "unfinished", size) for pack_id, size in unfinished.items()]
-    count, live, held = 0, 0, 0
-    if leaving or withdrawn or may_have_garbage(store, compaction):
+    found = NOTHING
+    is_thorough = compaction is not None and (compaction.is_thorough or compaction.cold_after is not None)
+    if leaving or withdrawn or is_thorough or may_have_garbage(store, compaction):
         mark = Mark(store, withdrawn)
         mark.add(roots(store) - leaving)
-        states, dead_counts = census(store, mark)
-        check_plausible(store, mark, states.values())
-        more, count = _pack_fates(states, dead_counts, compaction)
-        packs += more
-        live, held = (sum(getattr(each, kind) for each in states.values()) for kind in ("live_bytes", "held_bytes"))
+        found = find(store, mark, compaction)
+        check_plausible(store, mark, found.states.values())
     return Plan(
-        store.path, store.run, name, seq, fates, tuple(packs), leftovers(store), count, live, held, store, compaction
+        store.path,
+        store.run,
+        name,
+        seq,
+        fates,
+        (*packs, *found.fates()),
+        leftovers(store),
+        sum(count for number, count in found.found.dead_counts.items() if number in found.dropped),
+        len(found.recoding.bases),
+        found.recoding.plain_bytes,
+        found.found.live_bytes,
+        found.found.held_bytes,
+        store,
+        compaction,
     )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is needed and where it lies, and what is to be done about it: the same for a plan and for its execution.
+
+    Attributes:
+        needed: the mark as it will be, `recoding` done.
+        recoding: what is encoded anew.
+        found: of packs and entries, as seen by `needed`.
+        chosen: packs to be rewritten, by number.
+    """
+
+    needed: Mark | None
+    recoding: Recoding
+    found: Census
+    chosen: dict[int, PackState]
+    compaction: Compaction | None
+
+    @property
+    def states(self) -> dict[int, PackState]:
+        """All packs by number."""
+        return self.found.packs
+
+    @property
+    def dropped(self) -> list[int]:
+        """Numbers of packs of which nothing is needed."""
+        return [number for number, state in self.states.items() if not state.needed_bytes]
+
+    def fates(self) -> list[PackFate]:
+        """What becomes of packs."""
+        dropped = (self.states[number] for number in self.dropped)
+        fates = [PackFate(each.pack_id.hex(), "drop", each.size_bytes) for each in dropped]
+        chosen = self.chosen.values()
+        return fates + [PackFate(each.pack_id.hex(), "rewrite", each.size_bytes, each.needed_bytes) for each in chosen]
+
+    def without_recoding(self, store: Store, mark: Mark) -> Findings:
+        """The same with nothing encoded anew."""
+        return _findings(store, mark, Recoding(), self.compaction) if self.recoding.bases else self
+
+
+NOTHING = Findings(None, Recoding(), Census({}, Counter(), 0, 0), {}, None)
+
+
+def find(store: Store, mark: Mark, compaction: Compaction | None) -> Findings:
+    """What is to be done about packs, when `mark` is what is needed.
+
+    Raises:
+        CorruptionError, IncompleteError: it is not certain.
+    """
+    recoding = Recoding()
+    if compaction is not None:
+        level = store._committer.options["level"]
+        recoding = find_recoding(store, mark, census(store, mark), compaction, level)
+    return _findings(store, mark, recoding, compaction)
+
+
+def _findings(store: Store, mark: Mark, recoding: Recoding, compaction: Compaction | None) -> Findings:
+    needed = mark.recode(recoding.foreseen()) if recoding.bases else mark
+    found = census(store, needed)
+    chosen = compaction.chosen(found.packs, recoding.packs) if compaction is not None else {}
+    return Findings(needed, recoding, found, chosen, compaction)
 
 
 def _fates(
@@ -323,24 +369,17 @@ def check_plausible(store: Store, mark: Mark, packs: Iterable[PackState]) -> Non
 def may_have_garbage(store: Store, compaction: Compaction | None) -> bool:
     """By the counts kept in the index: whether some pack has lost all that was live in it, or enough of it."""
     share = 0.0 if compaction is None else compaction.needed_share_max
-    tiny = 0
+    tiny = total = filled = 0
     with store._keeper.kv.read() as txn:
         for key, row in txn.scan("packs"):
             _, size = decode_pack_row(row)
             if size == CONDEMNED:
                 continue
-            if read_fill(txn, key_number(key)) <= share * size:
+            fill = read_fill(txn, key_number(key))
+            if fill <= share * size:
                 return True
             tiny += compaction is not None and size < compaction.tiny_size_bytes
-    return compaction is not None and tiny >= compaction.tiny_count_min
-
-
-def _pack_fates(
-    states: Mapping[int, PackState], dead_counts: Mapping[int, int], compaction: Compaction | None
-) -> tuple[list[PackFate], int]:
-    """Fates of packs, and how many records go with those that are dropped."""
-    dropped = [number for number, state in states.items() if not state.needed_bytes]
-    chosen = compaction.chosen(states.values()) if compaction is not None else []
-    fates = [PackFate(states[number].pack_id.hex(), "drop", states[number].size_bytes) for number in dropped]
-    fates += [PackFate(each.pack_id.hex(), "rewrite", each.size_bytes, each.needed_bytes) for each in chosen]
-    return fates, sum(dead_counts.get(number, 0) for number in dropped)
+            total, filled = total + size, filled + fill
+    if compaction is None:
+        return False
+    return tiny >= compaction.tiny_count_min or total - filled > compaction.waste_share_max * total

@@ -1,9 +1,15 @@
-"""Damage healed from what there is elsewhere: another copy of the store, or a second record in this one.
+"""Damage healed from what there is elsewhere: another copy of the store, a second record, or what was built on it.
 
 A pack that another copy of the store has whole takes the place of the bad one. Where there is no such pack, the good
 records are copied into a new one, the bad objects are read from wherever they can be had, each proven by its address,
 and an entry condemns the old pack in favour of the new. What nothing can give back is named, and its pack stays where
-it is: whatever part of it is good keeps being found.
+it is: whatever part of it is good keeps being found. A timeline entry that cannot be read comes from the other copy,
+where it is proven to be the same.
+
+Where an object can be had, in this order: another record here; the other copy, however that has it stored; its
+dependants. If B is stored as a difference to A, and B can be read without A (from the other copy, or from a record that
+was made when A was found to be damaged), then A is B less the difference, bit for bit. Predictions and frames lead
+nowhere back: many pasts have the same future.
 
 Nothing is discarded: a pack that is replaced has a second name in `quarantine/` first. A repair that dies half way
 leaves the store as damaged as before, or less, and is begun again. It does nothing unless it is told to.
@@ -12,9 +18,12 @@ leaves the store as damaged as before, or less, and is begun again. It does noth
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from casckpt.codec.contract import DIFFERENCE
+from casckpt.digest import digest
 from casckpt.errors import (
     CasckptError,
     CorruptionError,
@@ -24,15 +33,15 @@ from casckpt.errors import (
     StorageError,
 )
 from casckpt.format.document import COLLECTED
-from casckpt.format.entry import Condemn, PackRef
+from casckpt.format.entry import TRAILER_SIZE, Condemn, PackRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import CHUNK
 from casckpt.ids import ObjectId, PackId
-from casckpt.index.tables import PENDING, decode_object, key_number
-from casckpt.limits import BATCH_SIZE
+from casckpt.index.tables import PENDING, Place, decode_object, key_number
+from casckpt.limits import BATCH_SIZE, ENTRY_SIZE_MAX
 from casckpt.objects.packs import pack_path, read_rows
 from casckpt.objects.writer import ObjectWriter
-from casckpt.storage.fs import FileSystem
+from casckpt.storage.fs import FileSystem, read_file
 from casckpt.store.opening import add_feature
 from casckpt.store.store import Store
 from casckpt.store.values import Value
@@ -51,13 +60,24 @@ class Heal(Value):
         what: "replace" (from the other copy), "rewrite" (good records and healed objects into a new pack), or
             "complete" (healed objects into a new pack; the bad one stays, for something in it is lost).
         healed: objects that are read from elsewhere.
+        derived: those of them that are computed from what was built on them.
         lost: objects that nothing gives back.
     """
 
     pack: str
     what: str
     healed: tuple[str, ...]
+    derived: tuple[str, ...]
     lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EntryHeal(Value):
+    """What becomes of one timeline entry that cannot be read: it comes from the other copy, or stays lost."""
+
+    seq: int
+    is_healed: bool
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -66,12 +86,14 @@ class Repair(Value):
 
     Attributes:
         heals: one for each bad pack.
-        findings: the damage.
+        entries: one for each bad timeline entry; what a lost one said, snapshots included, is not known any more.
+        findings: the damage in packs.
         lost_by: (run, branch, step, component) that stay damaged.
         is_done: it was carried out.
     """
 
     heals: tuple[Heal, ...]
+    entries: tuple[EntryHeal, ...]
     findings: tuple[Finding, ...]
     lost_by: tuple[tuple[str, str, int, str], ...]
     is_done: bool
@@ -79,8 +101,13 @@ class Repair(Value):
     def __str__(self) -> str:
         lines = [f"{len(self.findings)} findings in {len(self.heals)} packs"]
         lines += [
-            f"pack {each.pack[:12]}: {each.what}, {len(each.healed)} objects healed, {len(each.lost)} lost"
+            f"pack {each.pack[:12]}: {each.what}, {len(each.healed)} objects healed, {len(each.derived)} of them from "
+            f"dependants, {len(each.lost)} lost: no other record, no copy, and no difference leads back to them"
             for each in self.heals
+        ]
+        lines += [
+            f"timeline entry {each.seq}: {'from the other copy' if each.is_healed else 'lost'} ({each.reason})"
+            for each in self.entries
         ]
         lines += [
             f"stays damaged: {run}/{branch}@{step}, component {name!r}" for run, branch, step, name in self.lost_by
@@ -109,6 +136,10 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
             path=source.path,
         )
     store._keeper.catch_up()
+    entries = _entries(store, source)
+    if execute and any(each.is_healed for each in entries):
+        with store._writing("repair"):
+            _replace_entries(store, source, entries)
     sizes = packs_of(store)
     findings = [each for pack in sizes for each in check_pack(store, PackId(bytes.fromhex(pack)), sizes[pack])[1]]
     by_pack: dict[str, list[Finding]] = {}
@@ -126,7 +157,52 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
             store._keeper.reader.forget_files()
             if store._catalog.pending_packs():
                 store._keeper.rebuild()
-    return Repair(heals, tuple(findings), lost_by, execute)
+    return Repair(heals, entries, tuple(findings), lost_by, execute)
+
+
+def _entries(store: Store, source: Store | None) -> tuple[EntryHeal, ...]:
+    found = []
+    for bad in store._catalog.bad_entries():
+        is_healed = source is not None and _entry_of(store, source, bad.seq) is not None
+        found.append(EntryHeal(bad.seq, is_healed, bad.reason))
+    return tuple(found)
+
+
+def _entry_of(store: Store, source: Store, seq: int) -> bytes | None:
+    """The bytes of an entry in the other copy, where they are proven to be this store's: the next entry links to them,
+    or the damaged file still ends with their digest. Two copies may have gone on differently."""
+    timeline = store._timeline
+    try:
+        entry = source._timeline.read(seq)
+        data = read_file(source._timeline.fs, source._timeline.path(seq), ENTRY_SIZE_MAX)
+    except (NotFoundError, CorruptionError, FileNotFoundError):
+        return None
+    proofs = []
+    with contextlib.suppress(NotFoundError, CorruptionError):
+        proofs.append(timeline.read(seq + 1).envelope.previous)
+    with contextlib.suppress(FileNotFoundError, StorageError):
+        proofs.append(read_file(timeline.fs, timeline.path(seq), ENTRY_SIZE_MAX)[-TRAILER_SIZE:])
+    return data if entry.digest in proofs and data[-TRAILER_SIZE:] == entry.digest else None
+
+
+def _replace_entries(store: Store, source: Store | None, entries: Iterable[EntryHeal]) -> None:
+    """Put entries of the other copy in place of bad ones, which get a second name first; the index is made anew."""
+    assert source is not None
+    fs, folder = store._timeline.fs, f"{store.path}/{QUARANTINE}"
+    fs.make_folder(folder)
+    for each in entries:
+        data = _entry_of(store, source, each.seq)
+        if data is None:
+            continue
+        path, temporary = store._timeline.path(each.seq), store._system.temporary_path(store.path)
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            fs.link(path, f"{folder}/entry-{each.seq}")
+        fs.sync_folder(folder)
+        _write(fs, temporary, [data])
+        fs.make_folder(path.rpartition("/")[0])
+        fs.rename(temporary, path)
+        fs.sync_folder(path.rpartition("/")[0])
+    store._keeper.rebuild()
 
 
 def _is_lost(finding: Finding, heals: Iterable[Heal]) -> bool:
@@ -140,6 +216,7 @@ class _Healer:
     def __init__(self, store: Store, source: Store | None, packs: Iterable[str]) -> None:
         self._store = store
         self._source = source
+        self._hopeless: set[ObjectId] = set()  # what nothing gives back
         self._known: dict[str, set[str]] = {pack: set() for pack in packs}
         with store._keeper.kv.read() as txn:
             keys = {pack: txn.get("pack_ids", bytes.fromhex(pack)) for pack in self._known}
@@ -155,11 +232,13 @@ class _Healer:
         there = {row.object_id.hex() for row in self._rows(pack_id)}
         bad = {each.object_id for each in found if each.object_id} | (self._known[pack] - there)
         if self._source is not None and not check_pack(self._source, pack_id, size)[1]:
-            return Heal(pack, "replace", tuple(sorted(bad)), ())
-        healed = {each for each in bad if self._read(ObjectId(bytes.fromhex(each))) is not None}
-        lost = tuple(sorted(bad - healed))
+            return Heal(pack, "replace", tuple(sorted(bad)), (), ())
+        read = {each for each in bad if self._read(ObjectId(bytes.fromhex(each))) is not None}
+        derived = {each for each in bad - read if self._derive(ObjectId(bytes.fromhex(each))) is not None}
+        lost = tuple(sorted(bad - read - derived))
         is_understood = bool(there or bad)  # else nobody knows what it held: it may still be replaced one day
-        return Heal(pack, "rewrite" if is_understood and not lost else "complete", tuple(sorted(healed)), lost)
+        what = "rewrite" if is_understood and not lost else "complete"
+        return Heal(pack, what, tuple(sorted(read | derived)), tuple(sorted(derived)), lost)
 
     def _read(self, object_id: ObjectId) -> bytes | None:
         """An object's plain bytes, proven, from a good record here or from the other copy."""
@@ -169,6 +248,37 @@ class _Healer:
             with contextlib.suppress(CorruptionError, IncompleteError, NotFoundError):
                 return place._keeper.reader.read(object_id)
         return None
+
+    def _derive(self, object_id: ObjectId) -> bytes | None:
+        """An object computed from a difference to it, proven; what was built on it may have to be derived first."""
+        from casckpt.codec.difference import base_of
+
+        if object_id in self._hopeless:
+            return None
+        self._hopeless.add(object_id)
+        reader = self._store._keeper.reader
+        for user, place in self._users.get(object_id, ()):
+            plain = self._read(user) or self._derive(user)
+            if plain is None:
+                continue
+            with contextlib.suppress(CorruptionError, IncompleteError):
+                header, payload = reader.read_record(user, place)
+                found = bytes(base_of(header.params, payload, memoryview(plain)))
+                if digest(found) == object_id:
+                    self._hopeless.remove(object_id)
+                    return found
+        return None
+
+    @functools.cached_property
+    def _users(self) -> dict[ObjectId, list[tuple[ObjectId, Place]]]:
+        """All differences by their base. Costs one pass over the rows of all objects."""
+        users: dict[ObjectId, list[tuple[ObjectId, Place]]] = {}
+        with self._store._keeper.kv.read() as txn:
+            for object_id, row in txn.scan("objects"):
+                for place in decode_object(row)[1]:
+                    if place.codec == DIFFERENCE:
+                        users.setdefault(place.bases[0], []).append((ObjectId(object_id), place))
+        return users
 
     def carry_out(self, heal: Heal, size: int) -> None:
         """Heal one pack; durable when it returns."""
@@ -222,7 +332,7 @@ class _Healer:
                 self._copy_good(pack_id, rows, set(heal.healed), writer)
             for name in heal.healed:
                 object_id = ObjectId(bytes.fromhex(name))
-                plain = self._read(object_id)
+                plain = self._read(object_id) or self._derive(object_id)
                 if plain is None:
                     raise CorruptionError(
                         f"object {name[:12]} could be read before, and cannot now. Nothing was changed. Run it again.",
@@ -266,14 +376,21 @@ def _copy(source: FileSystem, path: str, fs: FileSystem, target: str, size: int)
     """A file copied, and durable."""
     reading = source.open(path)
     try:
-        writing = fs.create(target)
-        try:
-            buffer = memoryview(bytearray(BATCH_SIZE))
-            for start in range(0, size, BATCH_SIZE):
-                count = reading.read_into(buffer[: min(BATCH_SIZE, size - start)], start)
-                writing.write([buffer[:count]], start)
-            writing.sync()
-        finally:
-            writing.close()
+        buffer = memoryview(bytearray(BATCH_SIZE))
+        starts = range(0, size, BATCH_SIZE)
+        _write(fs, target, (buffer[: reading.read_into(buffer[: min(BATCH_SIZE, size - at)], at)] for at in starts))
     finally:
         reading.close()
+
+
+def _write(fs: FileSystem, target: str, parts: Iterable[bytes | memoryview]) -> None:
+    """A new file, durable."""
+    writing = fs.create(target)
+    try:
+        at = 0
+        for part in parts:
+            writing.write([part], at)
+            at += len(part)
+        writing.sync()
+    finally:
+        writing.close()

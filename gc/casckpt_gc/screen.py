@@ -24,6 +24,12 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
         ("drop", plural(len(packs["drop"]), "pack"), size(left["drop"]), plural(plan.freed_object_count, "record")),
         ("rewrite", plural(len(packs["rewrite"]), "pack"), size(left["rewrite"]), "keep what is needed of them"),
         (
+            "encode anew",
+            plural(plan.recoded_count, "object"),
+            size(plan.recoded_bytes),
+            "at most; so that no old base is held for them",
+        ),
+        (
             "drop unfinished",
             plural(len(packs["unfinished"]), "pack"),
             size(left["unfinished"]),
@@ -54,5 +60,11 @@ def plan_text(plan: Plan) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join((*(f"{row[at]:{widths[at]}}" for at in range(3)), row[3])).rstrip() for row in rows]
     held = f"; {size(plan.held_bytes)} held by differences" if plan.held_bytes else ""
-    anew = f" and writes {size(plan.rewritten_bytes)} anew" if plan.rewritten_bytes else ""
-    return "\n".join([*lines, f"frees {size(plan.freed_bytes)}{anew}{held}"])
+    return "\n".join([*lines, f"{frees_text(plan)}{held}"])
+
+
+def frees_text(plan: Plan) -> str:
+    """What it frees, and what it writes for that."""
+    written = plan.rewritten_bytes + plan.recoded_bytes
+    anew = f" and writes {'at most ' if plan.recoded_bytes else ''}{size(written)} anew" if written else ""
+    return f"frees {size(plan.freed_bytes)}{anew}"

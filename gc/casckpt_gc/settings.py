@@ -20,8 +20,9 @@ from casckpt.engine.config import build
 from casckpt.engine.strategy import check_choice, settle_numbers
 from casckpt.errors import InvalidInputError
 from casckpt_gc.collect import GRACE_S
+from casckpt_gc.compaction import COMPACTION
 from casckpt_gc.maintenance import EVERY_COMMITS, Maintenance
-from casckpt_gc.plan import COMPACTION
+from casckpt_gc.patrol import Limits
 from casckpt_gc.retention import Best, Pareto, Retention, Thinning
 
 
@@ -34,6 +35,7 @@ class MaintenanceSettings:
         thinning: what is withdrawn from those.
         every_commits, grace_s: as for `Maintenance`.
         compact: whether packs of which little is needed are written anew.
+        patrol_bytes, limits: as for `Maintenance`.
     """
 
     retention: Retention | None = None
@@ -41,12 +43,16 @@ class MaintenanceSettings:
     every_commits: int = EVERY_COMMITS
     grace_s: float = GRACE_S
     compact: bool = True
+    patrol_bytes: int = 0
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         settle_numbers(self, every_commits=int)
         if self.grace_s != 0:  # nobody else reads
             settle_numbers(self, grace_s=float)
         check_choice("compact", self.compact, (True, False))
+        if self.patrol_bytes != 0:  # none
+            settle_numbers(self, patrol_bytes=int)
 
     def begin(self) -> Maintenance:
         """Maintenance by these settings; its threads begin with the first collection."""
@@ -56,6 +62,8 @@ class MaintenanceSettings:
             every_commits=self.every_commits,
             grace_s=self.grace_s,
             compaction=COMPACTION if self.compact else None,
+            patrol_bytes=self.patrol_bytes,
+            limits=self.limits,
         )
 
 
@@ -71,6 +79,8 @@ def read_maintenance(values: Mapping[str, Any], where: str) -> MaintenanceSettin
     found["thinning"] = tuple(
         build(Thinning, each, f"{where}.thinning") for each in _listed(found.get("thinning"), f"{where}.thinning")
     )
+    if found.get("limits") is not None:
+        found["limits"] = build(Limits, found["limits"], f"{where}.limits")
     return build(MaintenanceSettings, found, where)
 
 

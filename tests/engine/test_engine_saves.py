@@ -405,10 +405,16 @@ def test_maintenance_is_told_of_every_durable_snapshot_and_of_no_other(store: An
     told: list[list[int]] = []
 
     class Maintenance:
+        is_well = True
+
         def after_commit(self, store: Any) -> None:
             told.append(store.steps())
 
-    engine = CheckpointEngine(store, clock=clock, maintenance=Maintenance())
+        def may_save(self) -> bool:
+            return self.is_well
+
+    maintenance = Maintenance()
+    engine = CheckpointEngine(store, clock=clock, maintenance=maintenance)
     engine.register("policy", {"a": 1}, EVERY)
     for step in (1, 2):
         engine.step(step)
@@ -418,6 +424,12 @@ def test_maintenance_is_told_of_every_durable_snapshot_and_of_no_other(store: An
     disk.is_full = False
     engine.save(4, async_mode=False)
     assert told == [[1], [1, 2], [1, 2, 4]]
+    maintenance.is_well = False
+    assert engine.step(5) is None  # the disk is not well: what is due waits
+    maintenance.is_well = True
+    assert engine.step(6) is not None
+    engine.wait()
+    assert told[-1] == [1, 2, 4, 6]
 
 
 @pytest.mark.parametrize("value", [None, 5, 0.5, True, "text", b"bytes", 1j])

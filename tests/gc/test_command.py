@@ -105,6 +105,29 @@ def test_maintenance_collects_after_so_many_commits(store_path: Path) -> None:
     check_steps(store_path, trees([5, 6, 7]))
 
 
+def test_maintenance_patrols_and_watches_the_disk(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(warnings, "warn", lambda message, *_, **__: told.append(str(message)))
+    limits = casckpt_gc.Limits(1 << 60, 1 << 60, 1e9, 1e9)  # nothing has an exbibyte
+    with (
+        open_store(store_path) as store,
+        Maintenance(every_commits=1, grace_s=0.0, patrol_bytes=1, limits=limits) as maintenance,
+    ):
+        assert maintenance.may_save()
+        commit(store, 1)
+        maintenance.after_commit(store)
+        maintenance.wait()
+        assert maintenance.patrolled is not None and maintenance.patrolled.checked_count == 1
+        assert maintenance.health is not None and maintenance.health.state == "stop"
+        assert not maintenance.may_save()  # and looks again
+        maintenance.wait()
+        monkeypatch.setattr("casckpt_gc.maintenance.health", lambda *_: casckpt_gc.Health(1 << 61, 0.0, "good"))
+        assert not maintenance.may_save()
+        maintenance.wait()
+        assert maintenance.may_save()
+    assert [message for message in told if "left out" in message] == told and len(told) == 1
+
+
 def test_failed_collection_does_not_stop_the_training_and_is_told_once(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -9,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import casckpt_gc
+import numpy as np
 import pytest
 from casckpt_gc import Limits, Retention
 from casckpt_gc.command import patrol, repair
 from click.testing import CliRunner
 
+from casckpt.codec.contract import DIFFERENCE
+from casckpt.codec.difference import base_of, encode_difference
 from casckpt.errors import CorruptionError, InvalidInputError, StorageError
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem
 from casckpt.testing.trees import difference
-from tests.gc.collecting import check_steps, collect, commit, files, tree, trees
+from tests.gc.collecting import check_steps, collect, commit, files, noise, tree, trees
 from tests.gc.test_sweeps import Killed, KillingFileSystem
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
@@ -159,6 +163,84 @@ def test_second_record_heals_the_first(whole: Path) -> None:
         found = casckpt_gc.repair(store, execute=True)
         assert [(heal.what, heal.lost) for heal in found.heals] == [("rewrite", ())]
     check_steps(whole, {**trees(STEPS), 7: tree(3)})
+
+
+@pytest.mark.parametrize("has_file", [True, False], ids=["damaged", "missing"])
+def test_timeline_entry_comes_from_another_copy(whole: Path, has_file: bool) -> None:
+    with open_store(whole) as store:
+        seq = store.snapshot(3).seq
+        entry = Path(store._timeline.path(seq))
+    data = bytearray(entry.read_bytes())
+    data[100] ^= 1
+    entry.unlink()
+    if has_file:
+        entry.write_bytes(data)
+    shutil.rmtree(whole / "index")
+    with open_store(whole) as store, open_store(whole.with_name("copy"), read_only=True) as copy:
+        assert 3 not in store.steps()
+        assert [each.is_healed for each in casckpt_gc.repair(store).entries] == [False]
+        assert f"timeline entry {seq}: from the other copy" in str(casckpt_gc.repair(store, copy))
+        assert 3 not in store.steps()  # nothing was changed
+        assert [each.is_healed for each in casckpt_gc.repair(store, copy, execute=True).entries] == [True]
+        assert casckpt_gc.repair(store, copy).entries == ()
+    assert len(files(whole, "quarantine")) == has_file
+    check_steps(whole, trees(STEPS))
+
+
+def test_entry_of_a_copy_that_went_on_differently_is_not_taken(whole: Path) -> None:
+    copy_path = whole.with_name("copy")
+    with open_store(whole) as store, open_store(copy_path) as copy:
+        entry = Path(store._timeline.path(store.commit(7, tree(7)).seq))
+        copy.commit(7, tree(8))
+    entry.write_bytes(b"x" * 500)
+    shutil.rmtree(whole / "index")
+    with open_store(whole) as store, open_store(copy_path, read_only=True) as copy:
+        assert [each.is_healed for each in casckpt_gc.repair(store, copy, execute=True).entries] == [False]
+        assert store.steps() == [*STEPS]
+
+
+def chained(path: Path, count: int = 4) -> dict[int, Any]:
+    """Steps whose weights are differences each to the one before."""
+    weights, states = noise(5, 100_000), {}
+    with open_store(path, level="small") as store:
+        for step in range(1, count + 1):
+            states[step] = {"policy": {"w": weights}}
+            store.commit(step, states[step])
+            weights = weights + np.float32(1e-6) * noise(10 + step, 100_000)
+    return states
+
+
+def test_base_is_computed_from_what_was_built_on_it(tmp_path: Path) -> None:
+    """The other copy let go of steps 1 to 3 and encoded step 4 anew: from that and three differences step 1 follows."""
+    path, copy_path = tmp_path / "store", tmp_path / "copy"
+    states = chained(path)
+    shutil.copytree(path, copy_path, ignore=shutil.ignore_patterns("index"))
+    with open_store(copy_path, level="small") as copy:
+        assert collect(copy, Retention(latest=1)).recoded_count == 1
+    rot(path, packs_by_step(path)[1])
+    with open_store(path) as store, open_store(copy_path, read_only=True) as copy:
+        for step in states:
+            with pytest.raises(CorruptionError):
+                store.restore(step)
+        assert len(casckpt_gc.repair(store).heals[0].lost) == 1
+        dry = casckpt_gc.repair(store, copy)
+        assert [(heal.what, len(heal.derived), heal.lost) for heal in dry.heals] == [("rewrite", 1, ())]
+        assert "1 of them from dependants" in str(dry)
+        assert casckpt_gc.repair(store, copy, execute=True).heals == dry.heals
+        assert not casckpt_gc.repair(store).heals
+    check_steps(path, states)
+
+
+def test_difference_leads_back_to_its_base() -> None:
+    """Sparse, dense, of every item size; bytes after the last item are the new chunk's own."""
+    rng = np.random.default_rng(3)
+    for itemsize, size, changed in itertools.product((1, 2, 4, 8), (4096, 4099), (3, 4000)):
+        base = rng.integers(0, 256, size, np.uint8)
+        plain = base.copy()
+        plain[rng.choice(size // 8 * 8, min(changed, size // 8 * 8), replace=False)] += 1
+        form = encode_difference(plain.data, base.data, itemsize, ceiling=1 << 20)
+        assert form is not None and form.codec == DIFFERENCE
+        assert base_of(form.params, memoryview(form.payload), plain.data) == base.tobytes()
 
 
 def test_validator_that_calls_everything_bad_loses_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

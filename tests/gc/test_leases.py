@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from casckpt.errors import CasckptError
 from casckpt.limits import LEASE_PULSE_S, LEASE_TIMEOUT_S
 from casckpt.storage.process import System
 from casckpt.store.leases import Leases, read_leases
+from casckpt.testing.failing import FailingFileSystem
 from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import Operation
 from tests.gc.collecting import check_steps, commit, files, tree, trees
@@ -134,10 +136,23 @@ def test_read_only_handle_writes_no_lease_and_is_given_the_grace_time(store_path
         collection = begin(store, grace_s=60.0)
         assert not collection.advance()
         assert difference(tree(1), reader.restore(1)) is None and not files(store_path, "leases")
+        assert (store.protection, reader.protection) == ("lease", "grace")
         clock.now_s += 60
         assert not collection.advance()
         clock.now_s += 60
         assert collection.advance()
+
+
+def test_handle_that_cannot_write_a_lease_says_so(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        commit(store, 1)
+    disk = FailingFileSystem(
+        UnsyncedFileSystem(), fail_at=1, error=errno.ENOSPC, is_forever=True, operations={"create", "make_folder"}
+    )
+    with open_store(store_path, system=System(file_system=disk)) as reader:
+        assert reader.protection == "lease"
+        assert difference(tree(1), reader.restore(1)) is None
+        assert reader.protection == "grace"
 
 
 class StoppingFileSystem(UnsyncedFileSystem):

@@ -1,0 +1,69 @@
+"""What a collection writes anew: rules as a value, decided by pure functions of what is in packs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+from casckpt.errors import InvalidInputError
+from casckpt_gc.mark import PackState
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """Which packs are rewritten, which objects are encoded anew, and how much of that in one collection.
+
+    Attributes:
+        needed_share_max: a pack of which at most this share is needed is rewritten.
+        waste_share_max: so are others, those with most waste first, while more than this share of all packs is waste.
+        tiny_size_bytes: packs smaller than this are merged …
+        tiny_count_min: … when there are so many of them.
+        held_share_max: bytes that are held for differences, as a share of live bytes. Above it, what is decoded from
+            them is encoded anew without them …
+        held_gain_min: … where that gives back at least so many times the bytes that it writes. With 1.5 all that is
+            ever written for it is at most twice what was committed.
+        cold_after: chunks that none of the newest so many snapshots of a branch has are encoded at level small, where
+            that is smaller; None: they stay as they are.
+        budget_bytes: read to be written anew in one collection; what is left waits for the next that lets something
+            go …
+        is_thorough: … or that looks at everything even where nothing was let go.
+    """
+
+    needed_share_max: float = 0.5
+    waste_share_max: float = 0.2
+    tiny_size_bytes: int = 4 << 20
+    tiny_count_min: int = 16
+    held_share_max: float = 1.0
+    held_gain_min: float = 1.5
+    cold_after: int | None = None
+    budget_bytes: int = 1 << 30
+    is_thorough: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cold_after is not None and self.cold_after < 1:
+            raise InvalidInputError(f"cold_after={self.cold_after!r}: expected an integer from 1 on, or None.")
+
+    def chosen(self, states: Mapping[int, PackState], taken: Container[int] = ()) -> dict[int, PackState]:
+        """Packs to rewrite by number: those `taken` already, then those that give back most."""
+        packs = {number: pack for number, pack in states.items() if pack.needed_bytes}
+        tiny = {number for number, pack in packs.items() if pack.size_bytes < self.tiny_size_bytes}
+        merged = tiny if len(tiny) >= self.tiny_count_min else set()
+        found = {number: pack for number, pack in packs.items() if number in taken}
+        left = self.budget_bytes - sum(pack.needed_bytes for pack in found.values())
+        wasted = sum(pack.dead_bytes for number, pack in packs.items() if number not in found)
+        allowed = self.waste_share_max * sum(pack.size_bytes for pack in packs.values())
+        by_share = sorted(packs.items(), key=lambda each: (each[1].needed_bytes / each[1].size_bytes, each[1].pack_id))
+        for number, pack in by_share:
+            is_sparse = pack.needed_bytes <= self.needed_share_max * pack.size_bytes
+            is_wanted = number in merged or is_sparse or (wasted > allowed and pack.dead_bytes)
+            if number in found or not is_wanted:
+                continue
+            if pack.needed_bytes > left:
+                break
+            left -= pack.needed_bytes
+            wasted -= pack.dead_bytes
+            found[number] = pack
+        return found
+
+
+COMPACTION = Compaction()
