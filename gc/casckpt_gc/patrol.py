@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from casckpt.digest import check16
-from casckpt.errors import CorruptionError, IncompleteError, StorageError
+from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, StorageError
 from casckpt.format.record import decode_header
 from casckpt.ids import ObjectId, PackId, SnapshotId
 from casckpt.index.tables import CONDEMNED, decode_pack_row, key_number
@@ -51,6 +51,11 @@ class Limits(Value):
     stop_free_bytes: int = 256 << 20
     warn_write_s: float = 2.0
     stop_write_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidInputError(f"{name}={value!r}: expected a number.")
 
 
 LIMITS = Limits()

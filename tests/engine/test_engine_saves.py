@@ -493,6 +493,9 @@ def test_failure_is_told_though_what_follows_another_save_raises(store: Any, clo
         def after_commit(self, store: Any) -> None:
             raise RuntimeError("out of order")
 
+        def may_save(self) -> bool:
+            return True
+
     engine = CheckpointEngine(store, clock=clock, maintenance=Failing())
     engine.register("policy", {"a": 1}, EVERY)
     engine.step(1).wait()

@@ -24,6 +24,8 @@ WRITTEN: dict[str, Any] = {
     "every_commits": 2,
     "grace_s": 0,
     "compact": False,
+    "patrol_bytes": 1 << 20,
+    "limits": {"stop_free_bytes": 1 << 30, "warn_write_s": 1},
     "retention": {
         "latest": 3,
         "every_steps": 1000,
@@ -49,6 +51,8 @@ MEANT = MaintenanceSettings(
     every_commits=2,
     grace_s=0,
     compact=False,
+    patrol_bytes=1 << 20,
+    limits=casckpt_gc.Limits(stop_free_bytes=1 << 30, warn_write_s=1),
 )
 
 
@@ -65,7 +69,8 @@ def test_mapping_and_yaml_say_the_same_as_values(tmp_path: Path) -> None:
     assert read_config({"maintenance": WRITTEN}).maintenance == MEANT
     path = tmp_path / "engine.yaml"
     path.write_text(
-        "maintenance: {every_commits: 2, grace_s: 0, compact: false, retention: {latest: 3, every_steps: 1000, "
+        "maintenance: {every_commits: 2, grace_s: 0, compact: false, patrol_bytes: 1048576, "
+        "limits: {stop_free_bytes: 1073741824, warn_write_s: 1}, retention: {latest: 3, every_steps: 1000, "
         "every_hours: 1.5, best: [{metric: return, count: 2, at_most: {violations: 0.1}}, "
         "{metrics: {return: max, cost: min}}]}, "
         "thinning: [{components: [optimizer], keep_latest: 2, spare_tags: false}]}"
@@ -82,6 +87,9 @@ def test_mapping_and_yaml_say_the_same_as_values(tmp_path: Path) -> None:
         ({"every_commits": "50"}, "config: maintenance: every_commits='50'"),
         ({"grace_s": -1}, "config: maintenance: grace_s=-1"),
         ({"compact": 1}, "config: maintenance: compact=1"),
+        ({"patrol_bytes": -1}, "config: maintenance: patrol_bytes=-1"),
+        ({"limits": {"stop": 1}}, "config: maintenance.limits: unknown key 'stop'"),
+        ({"limits": {"warn_write_s": "1"}}, "config: maintenance.limits: warn_write_s='1'"),
         ({"retention": 5}, "config: maintenance.retention: expected keys and values, found int"),
         ({"retention": {"lastest": 1}}, "config: maintenance.retention: unknown key 'lastest'"),
         ({"retention": {"latest": "3"}}, "config: maintenance.retention: latest='3'"),
