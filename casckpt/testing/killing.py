@@ -43,7 +43,7 @@ CHANGING_CALLS = (
 """Calls that change, sync or lock something; those that a platform does not have are left out by strace (`?`)."""
 
 _LINE = re.compile(rb"^(\d+) +(\w+)\(")
-_RUN_TIMEOUT_S = 60.0
+_RUN_TIMEOUT_S = 600.0
 
 
 def why_not() -> str | None:

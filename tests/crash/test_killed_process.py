@@ -6,7 +6,6 @@ call and its number: `inject=<call>:signal=KILL:when=<number>`.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.skipif(killing.why_not() is not None, reason=str(killin
 
 def _argv(folder: Path, history: str) -> list[str]:
     folder.mkdir()
-    workload = [sys.executable, "-m", "casckpt.testing.workload"]
+    workload = [sys.executable, "-B", "-m", "casckpt.testing.workload"]  # the calls of each run are the same
     return [*workload, str(folder / "store"), str(folder / "marks"), history]
 
 
@@ -62,7 +61,6 @@ def _check(folder: Path, history: str) -> None:
 
 def _kill_all(history: str, points: list[tuple[str, int]], tmp_path: Path) -> int:
     """Kill a child at each point and check what it left; returns how many were really killed."""
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
     killed_count = 0
 
