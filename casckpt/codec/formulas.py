@@ -32,12 +32,14 @@ from casckpt.codec.lanes import Array
 from casckpt.codec.models import (
     ADAM_WEIGHT,
     AVERAGE,
+    CENTERED_STEP,
     DRIFTING_AVERAGE,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
     ROUNDING,
     SECOND_MOMENT,
+    SQUARES,
 )
 
 ROUND_NOT, ROUND_BF16, ROUND_FP16 = 0, 1, 2
@@ -47,6 +49,7 @@ TILE_COUNT = 32 * 1024  # items: 128 KiB of float32, at most 1 MiB of scratch; s
 _MOMENT_FLOOR, _WEIGHT_FLOOR = 2.0**-70, 2.0**-40
 _SINGLE = np.dtype("<f4")  # in chunks; scratch has the host's own order
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+_SMALLEST_GRADIENT, _SMALLEST_VARIANCE = np.float32(2.0**-60), np.float32(2.0**-96)  # of a centered step
 _BF16_NAN, _FP16_NAN = 0x7FC0, 0x7E00  # what NaNs become, whatever their sign and payload
 
 
@@ -228,8 +231,11 @@ def _adam_weight(formula: Formula, inputs: Sequence[Array], out: Array, scratch:
     narrow(divisor)
     np.add(divisor, eps, out=divisor)
     narrow(divisor)
-    np.multiply(before, keep, out=kept)
-    narrow(kept)
+    if formula.variant == 2:
+        np.multiply(before, keep, out=kept)
+        narrow(kept)
+    else:
+        kept = _share_of(before, keep, kept)
     if formula.variant == 1:
         np.divide(m, divisor, out=change)
         _multiply_add(change, step, kept, out, scratch)
@@ -302,6 +308,68 @@ def _step(variant: int, before: Array, direction: Array, step: Any, out: Array, 
         np.add(before, change, out=out)
 
 
+# --- RMSprop ---
+
+
+def _squares(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
+    """`s' = decay·s + share·g²`, where x' = keep·x + step·g / (√s' + eps), or √(s' + eps): solved for s'.
+
+    Operands s, x, x'. With c = share·d², d the direction of the step: s' = p + c·(√s' + eps)², where p is what stays.
+    """
+    before, x, new_x = inputs
+    decay, share, eps, keep, step = map(np.float32, formula.constants)
+    kept, c, rest = scratch.single
+    np.subtract(new_x, _share_of(x, keep, c), out=c)
+    np.divide(c, step, out=c)
+    np.multiply(c, c, out=c)
+    np.multiply(c, share, out=c)
+    np.subtract(np.float32(1), c, out=rest)
+    np.multiply(before, decay, out=kept)
+    if formula.variant == 1:
+        np.divide(c, rest, out=c)
+        np.add(kept, eps, out=rest)
+        np.multiply(rest, c, out=rest)
+    else:
+        root = scratch.widened[0]  # which float32 operands leave free
+        np.multiply(rest, kept, out=root)
+        np.multiply(c, eps * eps, out=out)
+        np.add(root, out, out=root)
+        np.maximum(root, _SMALLEST_NORMAL, out=root)
+        np.sqrt(root, out=root)
+        np.add(root, eps, out=root)
+        np.divide(root, rest, out=root)
+        np.multiply(root, c, out=rest)
+        np.multiply(rest, root, out=rest)
+    np.add(kept, rest, out=out)
+
+
+def _centered_step(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
+    """`x' = keep·x + step·g / (√(s' - a'²) + eps)`, or √(s' - a'² + eps), with the g that took a to a'.
+
+    Operands x, a, a', s'.
+    """
+    x, average, new_average, squares = inputs
+    share, eps, keep, step = map(np.float32, formula.constants)
+    gradient, divisor, _ = scratch.single
+    np.subtract(new_average, average, out=gradient)
+    np.divide(gradient, share, out=gradient)
+    np.add(gradient, average, out=gradient)
+    np.abs(gradient, out=divisor)
+    if not divisor.min() >= _SMALLEST_GRADIENT:  # what subnormal numbers made, maybe; or there is a NaN
+        np.copyto(gradient, np.float32(0), where=divisor < _SMALLEST_GRADIENT)
+    np.multiply(new_average, new_average, out=divisor)
+    np.subtract(squares, divisor, out=divisor)
+    if formula.variant == 1:
+        np.add(divisor, eps, out=divisor)
+    np.maximum(divisor, _SMALLEST_VARIANCE, out=divisor)
+    np.sqrt(divisor, out=divisor)
+    if formula.variant == 0:
+        np.add(divisor, eps, out=divisor)
+    np.multiply(gradient, step, out=gradient)
+    np.divide(gradient, divisor, out=gradient)
+    np.add(_share_of(x, keep, divisor), gradient, out=out)
+
+
 # --- averages of weights ---
 
 
@@ -340,6 +408,11 @@ def _drifting_average(formula: Formula, inputs: Sequence[Array], out: Array, scr
 def _copy(formula: Formula, inputs: Sequence[Array], out: Array, scratch: _Scratch) -> None:
     """The number itself: what is predicted is its rounding."""
     np.copyto(out, inputs[0])
+
+
+def _share_of(x: Array, share: Any, out: Array) -> Array:
+    """`x·share`; x itself, and no pass, where all of it stays, as a decay of 1e-8 leaves it in float32."""
+    return x if share == 1 else np.multiply(x, share, out=out)
 
 
 def _multiply_add(x: Array, y: Any, z: Array, out: Array, scratch: _Scratch) -> None:
@@ -392,6 +465,7 @@ def _widen(bf16: Array, out: Array) -> None:
 _SHARE = Bound(2.0**-24, 1.0)  # of a gradient in a moment
 _FACTOR = Bound(2.0**-50, 1.0)
 _STEP = Bound(2.0**-50, 1.0, may_be_zero=True)
+_EPS = Bound(2.0**-45, 1.0)
 
 KINDS = {
     SECOND_MOMENT: Kind(
@@ -430,4 +504,24 @@ KINDS = {
     NESTEROV_WEIGHT: Kind("Nesterov weight", 3, (_STEP, _FACTOR), (0, 1), (1,), _nesterov_weight, _WEIGHT_FLOOR),
     AVERAGE: Kind("average", 2, (_FACTOR, _FACTOR), (0, 1, 2, 3), (3, 4), _average, _WEIGHT_FLOOR),
     DRIFTING_AVERAGE: Kind("drifting average", 3, (_STEP, _STEP, _STEP), (0,), (0,), _drifting_average, _WEIGHT_FLOOR),
+    SQUARES: Kind(
+        "squares",
+        3,
+        (_FACTOR, _SHARE, _EPS, _FACTOR, _FACTOR),
+        (0, 1),
+        (),
+        _squares,
+        _MOMENT_FLOOR,
+        operand_sizes=(4,),
+    ),
+    CENTERED_STEP: Kind(
+        "centered step",
+        4,
+        (Bound(2.0**-16, 1.0), _EPS, _FACTOR, _STEP),
+        (0, 1),
+        (),
+        _centered_step,
+        _WEIGHT_FLOOR,
+        operand_sizes=(4,),
+    ),
 }

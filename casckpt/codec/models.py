@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 SECOND_MOMENT, ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, MOMENTUM_WEIGHT, NESTEROV_WEIGHT = 1, 2, 3, 4, 5, 6
 AVERAGE, DRIFTING_AVERAGE = 7, 8
+SQUARES, CENTERED_STEP = 9, 10
 NEAR = 0  # no formula: what it names is the base of a difference (codec 4), and the number is in no record
 
 
@@ -28,6 +29,9 @@ class Model:
     * AVERAGE (w, source'): share of w, share of the source; or none: they are solved for on a sample
     * NEAR (another leaf): none
     * DRIFTING_AVERAGE (w, source, source'): the share of each; or none
+    * SQUARES (s, x, x', where x is what RMSprop steps: the weight, or the buffer of momentum): α, 1 - α, eps, and of
+      the step: the share of x that stays, the factor of the direction
+    * CENTERED_STEP (x, a, a', s', where a is the average of gradients): 1 - α, eps, and of the step as above
     """
 
     kind: int

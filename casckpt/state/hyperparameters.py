@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 from casckpt.codec.models import (
     ADAM_WEIGHT,
+    CENTERED_STEP,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
     SECOND_MOMENT,
+    SQUARES,
     Model,
 )
 from casckpt.format.structure import Structure
@@ -101,5 +103,27 @@ def sgd_models(group: dict[str, Number], values: Values, rates: list[float]) -> 
     if values.get(group.get("nesterov")) is True:
         found[NESTEROV_WEIGHT] = tuple(Model(NESTEROV_WEIGHT, (-rate, momentum)) for rate in rates)
     else:
+        found[MOMENTUM_WEIGHT] = tuple(Model(MOMENTUM_WEIGHT, (-rate,)) for rate in rates)
+    return found
+
+
+def rmsprop_models(group: dict[str, Number], values: Values, rates: list[float]) -> dict[int, tuple[Model, ...]]:
+    """Models of RMSprop by kind, at each of the learning rates; none of a group that has no alpha.
+
+    What it steps is the buffer where it has momentum, else the weight. Decay is in the gradient, whatever it is.
+    """
+    alpha, eps = values.number(group.get("alpha")), values.number(group.get("eps"))
+    if alpha is None or eps is None:
+        return {}
+    momentum = values.number(group.get("momentum"), 0.0) or 0.0
+    steps = [(momentum, 1.0)] if momentum else [(1.0, -rate) for rate in rates]
+    found: dict[int, tuple[Model, ...]] = {}
+    if values.get(group.get("centered")) is True:
+        found[FIRST_MOMENT] = (Model(FIRST_MOMENT, (alpha, 1 - alpha)),)
+        found[SECOND_MOMENT] = (Model(SECOND_MOMENT, (1 - alpha, alpha, 1 - alpha)),)
+        found[CENTERED_STEP] = tuple(Model(CENTERED_STEP, (1 - alpha, eps, *step)) for step in steps)
+    else:
+        found[SQUARES] = tuple(Model(SQUARES, (alpha, 1 - alpha, eps, *step)) for step in steps)
+    if momentum:
         found[MOMENTUM_WEIGHT] = tuple(Model(MOMENTUM_WEIGHT, (-rate,)) for rate in rates)
     return found

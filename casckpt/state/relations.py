@@ -6,6 +6,7 @@ trial.
 
     second moment   v, m before · m now            weight (Adam)      w before · m, v now
     first moment    m before                       weight (momentum)  w before · buffer now (Nesterov: and before)
+    squares         s, w before · w now            step (centered)    w before · average before and now · s now
     bf16 or fp16 copy · the float32 leaf now
 
 Moments of a parameter stand beside each other in the optimizer's state. Which leaf is the parameter is nowhere said:
@@ -13,7 +14,8 @@ among the leaves of equal shape, the n-th belongs to the n-th parameter; where t
 targets, buffers), a leaf has several candidates. What depends on the tree alone is found once, and kept as long as
 trees are equal; numbers (steps, rates) are read again at each commit. No tensor with dimensions is read.
 
-Moments and weights are float32 or bf16; first moments are predicted in float32 only, where the gradient was bf16.
+Of RMSprop with momentum, the last two have the buffer for w. Moments and weights are float32 or bf16; first moments are
+predicted in float32 only, where the gradient was bf16, and so are squares and what is centered.
 Only leaves that fill a block of their own of at least SMALL_BLOCK_LIMIT bytes have relations: smaller ones share
 chunks.
 """
@@ -28,18 +30,20 @@ from typing import Any, NamedTuple
 
 from casckpt.codec.models import (
     ADAM_WEIGHT,
+    CENTERED_STEP,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
     ROUNDING,
     SECOND_MOMENT,
+    SQUARES,
     Model,
 )
 from casckpt.format.dtypes import itemsize_of
 from casckpt.format.scalars import decode_scalars
 from casckpt.format.structure import Leaf, Structure
 from casckpt.limits import SMALL_BLOCK_LIMIT
-from casckpt.state.hyperparameters import Described, Values, adam_models, sgd_models
+from casckpt.state.hyperparameters import Described, Values, adam_models, rmsprop_models, sgd_models
 from casckpt.state.optimizer_trees import OptimizerTree, Slot, find_optimizers, params_of
 
 CANDIDATE_COUNT_MAX = 4  # of one leaf in one optimizer; each costs a trial
@@ -48,7 +52,8 @@ _SINGLE = ("float32", "<f4")
 _BRAIN = ("bfloat16",)
 _HALF = ("bfloat16", "float16", "<f2")
 _FLOATS = {_SINGLE: 4, _BRAIN: 2, ("float16", "<f2"): 2, ("float64", "<f8"): 8}  # with their item sizes
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg")
+_SINGLE_KINDS = (FIRST_MOMENT, SQUARES, CENTERED_STEP)
 
 
 class Place(NamedTuple):
@@ -208,7 +213,7 @@ def _make_survey(structures: dict[str, Structure], scalars: _Scalars) -> _Survey
             moments = _moments(structure, optimizer.component, slot)
             own = _weights_in(structure, optimizer.component, slot)
             rows = _rows(moments, own + weights[index])
-            survey.rows[number, index] = [row for row in rows if row.kind != FIRST_MOMENT or _is_single(survey, row)]
+            survey.rows[number, index] = [row for row in rows if _is_supported(structures, row)]
     moments_of = _leaves_of(optimizers, _MOMENTS)
     masters = {name: _by_form(structure, _SINGLE, moments_of[name]) for name, structure in structures.items()}
     _match_copies(survey, masters, moments_of)
@@ -266,7 +271,7 @@ def _match_weights(
     slots: dict[Form, list[int]] = defaultdict(list)
     weights: dict[int, list[Place]] = defaultdict(list)
     for index, slot in enumerate(optimizer.slots):
-        moment = slot.entries.get("exp_avg", slot.entries.get("momentum_buffer"))
+        moment = next((slot.entries[name] for name in _MOMENTS if name in slot.entries), None)
         form = _form(structure, structure.leaves[moment], _SINGLE + _BRAIN) if isinstance(moment, int) else None
         if form is not None:
             slots[form].append(index)
@@ -307,8 +312,10 @@ def _moments(structure: Structure, component: str, slot: Slot) -> dict[str, Plac
     return places
 
 
-def _is_single(survey: _Survey, row: _Row) -> bool:
-    return survey.structures[row.target.component].blocks[row.target.block][1] == 4
+def _is_supported(structures: dict[str, Structure], row: _Row) -> bool:
+    """Whether the codec has the kind for items of these sizes."""
+    sizes = {structures[each.component].blocks[each.block][1] for each in (row.target, *row.operands)}
+    return row.kind not in _SINGLE_KINDS or sizes == {4}
 
 
 def _weights_in(structure: Structure, component: str, slot: Slot) -> list[Place]:
@@ -321,9 +328,12 @@ def _weights_in(structure: Structure, component: str, slot: Slot) -> list[Place]
 def _rows(moments: dict[str, Place], weights: list[Place]) -> Iterator[_Row]:
     """Every relation that one parameter may have, of whichever optimizer."""
     m, v, buffer = moments.get("exp_avg"), moments.get("exp_avg_sq"), moments.get("momentum_buffer")
-    first = m or buffer
+    squares, average = moments.get("square_avg"), moments.get("grad_avg")
+    first = m or average or buffer
     if first is not None:
         yield _Row(first, FIRST_MOMENT, (_before(first),))
+    if squares is not None:
+        yield from _rmsprop_rows(squares, average, [buffer] if buffer is not None else weights)
     if m is not None and v is not None:
         yield _Row(v, SECOND_MOMENT, (_before(v), _before(m), m))
     for w in weights:
@@ -332,6 +342,16 @@ def _rows(moments: dict[str, Place], weights: list[Place]) -> Iterator[_Row]:
         if buffer is not None:
             yield _Row(w, MOMENTUM_WEIGHT, (_before(w), buffer))
             yield _Row(w, NESTEROV_WEIGHT, (_before(w), _before(buffer), buffer))
+
+
+def _rmsprop_rows(squares: Place, average: Place | None, stepped: list[Place]) -> Iterator[_Row]:
+    if average is not None:
+        yield _Row(squares, SECOND_MOMENT, (_before(squares), _before(average), average))
+    for x in stepped:
+        if average is not None:
+            yield _Row(x, CENTERED_STEP, (_before(x), _before(average), average, squares))
+        else:
+            yield _Row(squares, SQUARES, (_before(squares), _before(x), x))
 
 
 def _before(place: Place) -> Place:
@@ -375,7 +395,8 @@ class _Step:
         if key not in self._models:
             group = self.optimizer.groups[slot.group]
             rates = self._rates(slot.group)
-            self._models[key] = adam_models(group, self.values, rates, step) | sgd_models(group, self.values, rates)
+            by_momentum = rmsprop_models(group, self.values, rates) or sgd_models(group, self.values, rates)
+            self._models[key] = adam_models(group, self.values, rates, step) | by_momentum
         return self._models[key]
 
     def _rates(self, group: int) -> list[float]:

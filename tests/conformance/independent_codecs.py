@@ -158,6 +158,8 @@ KINDS = {
     6: Kind(3, (2, 4), ((-50, True), (-50, False)), 2, (0,), 2.0**-40),
     7: Kind(2, (2, 4), ((-50, False), (-50, False)), 5, (0,), 2.0**-40),
     8: Kind(3, (2, 4), ((-50, True), (-50, True), (-50, True)), 1, (0,), 2.0**-40),
+    9: Kind(3, (4,), ((-50, False), (-24, False), (-45, False), (-50, False), (-50, False)), 2, (0,), 2.0**-70),
+    10: Kind(4, (4,), ((-16, False), (-45, False), (-50, False), (-50, True)), 2, (0,), 2.0**-40),
 }
 
 
@@ -263,6 +265,29 @@ def _drifting_average(c: Sequence[float], variant: int, rounding: int, w: float,
     return fma(after, b, fma(s, old, f32(w * a)))
 
 
+def _squares(c: Sequence[float], variant: int, rounding: int, s: float, x: float, after: float) -> float:
+    b, share, e, k, t = c
+    d = _divide(f32(after - f32(x * k)), t)
+    n = f32(f32(d * d) * share)
+    q, p = f32(1 - n), f32(s * b)
+    if variant == 1:
+        return f32(p + f32(f32(p + e) * _divide(n, q)))
+    root = _root(max(f32(f32(q * p) + f32(n * f32(e * e))), 2.0**-126))
+    u = _divide(f32(root + e), q)
+    return f32(p + f32(f32(u * n) * u))
+
+
+def _centered_step(
+    c: Sequence[float], variant: int, rounding: int, x: float, a: float, after: float, s: float
+) -> float:
+    share, e, k, t = c
+    g = f32(_divide(f32(after - a), share) + a)
+    g = 0.0 if abs(g) < 2.0**-60 else g
+    v = f32(s - f32(after * after))
+    d = _root(max(f32(v + e), 2.0**-96)) if variant == 1 else f32(_root(max(v, 2.0**-96)) + e)
+    return f32(f32(x * k) + _divide(f32(g * t), d))
+
+
 _FORMULAS: dict[int, Callable[..., float]] = {
     1: _second_moment,
     2: _adam_weight,
@@ -272,6 +297,8 @@ _FORMULAS: dict[int, Callable[..., float]] = {
     6: _nesterov_weight,
     7: _average,
     8: _drifting_average,
+    9: _squares,
+    10: _centered_step,
 }
 
 

@@ -22,8 +22,10 @@ from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.errors import CorruptionError
 from tests.property.mutation import mutate
 
-SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV, AVERAGE, DRIFTING = 1, 2, 3, 4, 5, 6, 7, 8
+SECOND, ADAM, FIRST, ROUNDING, MOMENTUM, NESTEROV, AVERAGE, DRIFTING, SQUARES, CENTERED = range(1, 11)
 OPERAND_COUNTS = {SECOND: 3, ADAM: 3, FIRST: 1, ROUNDING: 1, MOMENTUM: 2, NESTEROV: 3, AVERAGE: 2, DRIFTING: 3}
+OPERAND_COUNTS |= {SQUARES: 3, CENTERED: 4}
+SINGLE_KINDS = (FIRST, ROUNDING, SQUARES, CENTERED)  # of which no operand is bf16
 CONSTANTS = {
     SECOND: st.tuples(st.floats(2**-16, 1), st.floats(2**-50, 1), st.floats(2**-24, 1)),
     ADAM: st.tuples(st.floats(0.5, 1), st.floats(-1, -(2**-50)), st.floats(2**-20, 1), st.floats(2**-50, 1)),
@@ -33,6 +35,8 @@ CONSTANTS = {
     NESTEROV: st.tuples(st.floats(-1, -(2**-50)), st.floats(2**-50, 1)),
     AVERAGE: st.tuples(st.floats(2**-50, 1), st.floats(2**-50, 1)),
     DRIFTING: st.tuples(*[st.floats(2**-50, 1) | st.just(0.0)] * 3),
+    SQUARES: st.tuples(*[st.floats(2**-24, 1)] * 4, st.floats(-1, -(2**-50)) | st.just(1.0)),
+    CENTERED: st.tuples(st.floats(2**-16, 1), st.floats(2**-45, 1), st.floats(2**-50, 1), st.floats(-1, -(2**-50))),
 }
 MODELS = st.sampled_from(list(CONSTANTS)).flatmap(lambda kind: st.builds(Model, st.just(kind), CONSTANTS[kind]))
 SHAPES = st.sampled_from(["noise", "hostile", "training", "zeros"])
@@ -144,6 +148,36 @@ def drifting_average(variant: int, rounding: int, constants: Sequence[float], w:
     return fma(new, share, fma(s, old, single(keep * w)))
 
 
+def squares(variant: int, rounding: int, constants: Sequence[float], s: float, x: float, new: float) -> float:
+    decay, share, eps, keep, step = constants
+    d = single(single(new - single(x * keep)) / step)
+    n = single(single(d * d) * share)
+    q, p = single(1 - n), single(s * decay)
+    if variant == 1:
+        return single(p + single(single(p + eps) * quotient(n, q)))
+    inside = single(single(q * p) + single(n * single(eps * eps)))
+    root = single(math.sqrt(inside if math.isnan(inside) else max(inside, 2.0**-126)))
+    u = quotient(single(root + eps), q)
+    return single(p + single(single(u * n) * u))
+
+
+def quotient(x: float, y: float) -> float:
+    """Of float32 numbers; what is divided by zero is predicted by nothing, whichever infinity or NaN it becomes."""
+    return single(x / y) if y else math.nan
+
+
+def centered_step(
+    variant: int, rounding: int, constants: Sequence[float], x: float, a: float, new: float, s: float
+) -> float:
+    share, eps, keep, step = constants
+    g = single(single(single(new - a) / share) + a)
+    g = 0.0 if abs(g) < 2.0**-60 else g
+    v = single(s - single(new * new))
+    v = single(v + eps) if variant else v
+    root = single(math.sqrt(v if math.isnan(v) else max(v, 2.0**-96)))
+    return single(single(x * keep) + single(single(g * step) / (root if variant else single(root + eps))))
+
+
 FORMULAS = {
     SECOND: (second_moment, 3, 2.0**-70),
     ADAM: (adam_weight, 4, 2.0**-40),
@@ -152,6 +186,8 @@ FORMULAS = {
     NESTEROV: (nesterov_weight, 2, 2.0**-40),
     AVERAGE: (average, 2, 2.0**-40),
     DRIFTING: (drifting_average, 3, 2.0**-40),
+    SQUARES: (squares, 5, 2.0**-70),
+    CENTERED: (centered_step, 4, 2.0**-40),
 }
 
 
@@ -210,7 +246,7 @@ def predicted(
 def make(model: Model, shape: str, size: int, seed: int) -> tuple[bytes, list[Operand]]:
     """A chunk and its operands, each in one chunk, of float32 or bf16; the generator is the test's own."""
     rng = np.random.default_rng(seed)
-    can_be_narrow = model.kind not in (FIRST, ROUNDING)
+    can_be_narrow = model.kind not in SINGLE_KINDS
     sizes = [2 if can_be_narrow and seed >> number & 1 else 4 for number in range(OPERAND_COUNTS[model.kind])]
     width = 2 if model.kind == ROUNDING else sizes[0]
     count = size // width
@@ -258,6 +294,14 @@ def step(model: Model, columns: list[np.ndarray], rng: np.random.Generator) -> n
     elif model.kind == FIRST:
         gradient = (rng.normal(size=len(first)).astype("<f4").view("<u4") >> 16 << 16).view("<f4")
         result = first + model.constants[1] * (gradient - first)
+    elif model.kind == SQUARES:  # columns[1:] make the direction small enough to have come from such a step
+        decay, share, eps, keep, rate = model.constants
+        d = (columns[2] - keep * columns[1]) / rate
+        result = decay * first + share * d**2 * (np.sqrt(first) + eps) ** 2
+    elif model.kind == CENTERED:
+        share, eps, keep, rate = model.constants
+        gradient = columns[1] + (columns[2] - columns[1]) / share
+        result = keep * first + rate * gradient / (np.sqrt(np.maximum(columns[3] - columns[2] ** 2, 0)) + eps)
     elif model.kind in (AVERAGE, DRIFTING):
         result = sum(share * column for share, column in zip(model.constants, columns, strict=True))
     else:
@@ -348,6 +392,8 @@ FUZZED = [
     Model(FIRST, (0.9, 0.1)),
     Model(ROUNDING, ()),
     Model(AVERAGE, (0.995, 0.005)),
+    Model(SQUARES, (0.99, 0.01, 1e-8, 1.0, -0.5)),
+    Model(CENTERED, (0.01, 1e-8, 1.0, -1e-3)),
 ]
 
 

@@ -26,12 +26,14 @@ from casckpt.codec.formulas import KINDS, ROUND_BF16, ROUND_FP16, Formula, items
 from casckpt.codec.models import (
     ADAM_WEIGHT,
     AVERAGE,
+    CENTERED_STEP,
     DRIFTING_AVERAGE,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
     ROUNDING,
     SECOND_MOMENT,
+    SQUARES,
     Model,
 )
 from casckpt.codec.prediction import Operand, encode_prediction
@@ -406,7 +408,7 @@ def test_arithmetic_that_is_wrong_anywhere_is_found(monkeypatch: pytest.MonkeyPa
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 SECTION = DOCUMENT[DOCUMENT.index("**Prediction.**") : DOCUMENT.index("## 6. Pack")]
-GOLDEN = re.findall(r"^\| (\w[^|]*) \| (0\d 0\d 0\d .*?) \| (.*?) \| (.*?) \| (.*?) \|$", SECTION, re.MULTILINE)
+GOLDEN = re.findall(r"^\| (\w[^|]*) \| (0[\da] 0\d 0\d .*?) \| (.*?) \| (.*?) \| (.*?) \|$", SECTION, re.MULTILINE)
 
 
 def variants_of(number: int) -> set[int]:
@@ -526,6 +528,8 @@ CONSTANTS = {
     NESTEROV_WEIGHT: (-0.1, 0.9),
     AVERAGE: (0.995, 0.005),
     DRIFTING_AVERAGE: (0.73, 0.12, 0.15),
+    SQUARES: (0.99, 0.01, 1e-8, 1.0, -7e-4),
+    CENTERED_STEP: (0.01, 1e-8, 1.0, -7e-4),
 }
 EXTREMES = {
     SECOND_MOMENT: (2.0**-16, 2.0**-50, 2.0**-24),
@@ -536,6 +540,8 @@ EXTREMES = {
     NESTEROV_WEIGHT: (-1.0, 1.0),
     AVERAGE: (2.0**-50, 1.0),
     DRIFTING_AVERAGE: (1.0, -1.0, 2.0**-50),
+    SQUARES: (2.0**-50, 1.0, 2.0**-45, 2.0**-50, -(2.0**-50)),
+    CENTERED_STEP: (2.0**-16, 2.0**-45, 2.0**-50, 1.0),
 }
 FORMULAS = [
     Formula(number, variant, rounding, constants[number])
@@ -558,8 +564,8 @@ def hostile_floats(count: int, seed: int) -> np.ndarray:
 
 
 def all_predictions(count: int = 20_000) -> dict[tuple[Formula, int], bytes]:
-    """What every formula gives on hostile operands of every size; the last two nearly cancel in every other item."""
-    bits = [hostile_floats(count, seed) for seed in range(3)]
+    """What every formula gives on hostile operands of every size; the second and third nearly cancel in every other."""
+    bits = [hostile_floats(count, seed) for seed in (0, 1, 2, 4)]
     bits[2][::2] = bits[1][::2] ^ (bits[0][::2] & np.uint32(0x3F))
     gradients = (hostile_floats(count, 3) >> 16).astype(np.uint16)
     found = {}
@@ -579,7 +585,7 @@ def digest(found: dict[tuple[Formula, int], bytes]) -> str:
 
 
 # Of 20,000 predictions by each formula; NumPy 1.26 and 2.4, with and without AVX2, agree on it.
-DIGEST = "f211ca27b1917ec69eb995841d390f5ff95f5bb641b825ae0862c8c0a9f6baf5"
+DIGEST = "89abd5c5ab7dc9a9722cfb794d054a619a2860e7cb3357816217d4a942130886"
 
 
 def test_predictions_are_those_of_every_release() -> None:

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from casckpt.codec.difference import encode_difference
 from casckpt.codec.models import (
     ADAM_WEIGHT,
+    CENTERED_STEP,
     FIRST_MOMENT,
     MOMENTUM_WEIGHT,
     NESTEROV_WEIGHT,
     ROUNDING,
     SECOND_MOMENT,
+    SQUARES,
 )
 from casckpt.codec.prediction import Operand, encode_prediction
 from casckpt.format.scalars import decode_scalars
@@ -266,6 +269,70 @@ def test_sgd_with_momentum(is_nesterov: bool) -> None:
         assert kinds(relations, place) == [NESTEROV_WEIGHT if is_nesterov else MOMENTUM_WEIGHT]
         assert best(place, relations, old, new) < 0.03
     assert kinds(relations, block_at(captured, "optimizer/state/0/momentum_buffer")) == [FIRST_MOMENT]
+
+
+def test_dampening_is_in_the_buffer_of_bf16_gradients() -> None:
+    module = model(layer_count=1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9, dampening=0.3)
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: gradient.bfloat16().float())
+    captured, relations, old, new = step_apart(live, module, optimizer)
+    buffer, weight = block_at(captured, "optimizer/state/0/momentum_buffer"), block_at(captured, "policy/0.weight")
+    assert (kinds(relations, buffer), kinds(relations, weight)) == ([FIRST_MOMENT], [MOMENTUM_WEIGHT])
+    (relation,) = relations.of(*buffer[:2])
+    assert [each.constants for each in relation.models] == [(0.9, 1 - 0.3)]
+    assert share(buffer, relation, old, new) < 0.5
+    assert best(weight, relations, old, new) < 0.03
+
+
+RMSPROP: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "single": ({"foreach": False}, {"square_avg": SQUARES}),
+    "foreach": ({"foreach": True}, {"square_avg": SQUARES}),
+    "decay": ({"weight_decay": 0.1}, {"square_avg": SQUARES}),
+    "momentum": ({"momentum": 0.9}, {"square_avg": SQUARES, "weight": MOMENTUM_WEIGHT}),
+    "centered": ({"centered": True}, {"square_avg": SECOND_MOMENT, "weight": CENTERED_STEP}),
+    "centered with momentum": (
+        {"centered": True, "momentum": 0.9, "foreach": False, "weight_decay": 0.1},
+        {"square_avg": SECOND_MOMENT, "momentum_buffer": CENTERED_STEP, "weight": MOMENTUM_WEIGHT},
+    ),
+}
+
+
+@pytest.mark.parametrize("is_tf_like", [False, True])
+@pytest.mark.parametrize("name", RMSPROP)
+def test_rmsprop_predicts_squares_and_what_is_centered(name: str, is_tf_like: bool) -> None:
+    options, expected = RMSPROP[name]
+    make: Any = torch.optim.RMSprop
+    if is_tf_like:
+        make = pytest.importorskip("stable_baselines3.common.sb2_compat.rmsprop_tf_like").RMSpropTFLike
+        options = {key: value for key, value in options.items() if key != "foreach"} | {"eps": 1e-5}
+    module = model(layer_count=1)
+    captured, relations, old, new = step_apart(live, module, make(module.parameters(), lr=1e-3, alpha=0.5, **options))
+    for leaf, kind in expected.items():
+        place = block_at(captured, "policy/0.weight" if leaf == "weight" else f"optimizer/state/0/{leaf}")
+        assert kinds(relations, place) == [kind]
+        plain, past = (memoryview(each[place.component, place.block][0]) for each in (new, old))
+        difference = encode_difference(plain, past, 4, ceiling=len(plain))
+        size = len(plain) if difference is None else difference.stored_size
+        assert best(place, relations, old, new) < 0.5 * size / len(plain)
+    found = {place for place in relations if set(kinds(relations, place)) - {FIRST_MOMENT}}
+    assert len(found) == len(expected)
+
+
+def test_rmsprop_in_bf16_or_of_odd_numbers_has_no_relation_that_the_codec_lacks() -> None:
+    module = model(size=2 * SIZE).bfloat16()
+    tree = live(module, torch.optim.RMSprop(module.parameters(), centered=True))
+    module(torch.ones(1, 2 * SIZE).bfloat16()).sum().backward()
+    tree["optimizer"].step()
+    relations = find_relations(captures(**tree))
+    assert {kind for place in relations for kind in kinds(relations, place)} == {SECOND_MOMENT}
+    group = {"lr": 1e-3, "alpha": 0.9, "eps": 1e-8, "centered": False, "momentum": 0.0, "params": [0]}
+    slot = {"step": 3, "square_avg": LEAF}
+    for odd in ({"alpha": "a"}, {"eps": None}, {"lr": "fast"}):
+        tree = {"state": {0: slot}, "param_groups": [group | odd]}
+        assert len(find_relations(captures(x={"w": LEAF + 2, "optimizer": tree}))) == 0
+    tree = {"state": {0: slot}, "param_groups": [group]}
+    assert len(find_relations(captures(x={"w": LEAF + 2, "optimizer": tree}))) == 1
 
 
 def test_bf16_training_relates_weights_and_second_moments() -> None:

@@ -186,6 +186,73 @@ def test_opponents_made_from_a_policy_are_stored_as_copies_of_it_or_differences_
     log.check()
 
 
+def test_rounded_copies_and_leaves_that_equal_another_cost_nothing(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed precision: float32 masters, the bf16 model that is their rounding, an average that has caught up."""
+    monkeypatch.setattr(components, "PREDICTED_SIZE_MIN", 0)
+    log = Log(store_path)
+    learner = Learner(0)
+    average = copy.deepcopy(learner.net)
+    for _ in range(3):
+        learner.train()
+        average.load_state_dict(learner.net.state_dict())
+        model = copy.deepcopy(learner.net).bfloat16()
+        shares = log.commit(masters=learner.net, model=model, average=average)
+        parts = log.store.snapshot("latest").components
+        assert parts["average"].new_bytes + parts["masters"].new_bytes <= parts["masters"].logical_bytes
+        assert shares["model"] < 0.04, "its small leaves, and a few bytes for each large one"
+    log.check()
+
+
+def adapt(base: nn.Linear, adapters: nn.ParameterDict, optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Steps of fine-tuning in which the base is frozen and its adapters of low rank learn."""
+    for _ in range(count):
+        x = torch.randn(32, SIZE)
+        optimizer.zero_grad()
+        (base(x) + x @ adapters["a"].T @ adapters["b"].T - torch.randn(32, SIZE)).square().mean().backward()
+        optimizer.step()
+
+
+def merge(base: nn.Linear, adapters: nn.ParameterDict) -> None:
+    with torch.no_grad():
+        base.weight.add_(adapters["b"] @ adapters["a"], alpha=0.5)
+
+
+def test_low_rank_adapters_leave_the_base_free_and_a_merge_is_a_difference_to_it(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place, and as a copy beside the frozen base, which is never stored again."""
+    monkeypatch.setattr(components, "PREDICTED_SIZE_MIN", 0)
+    log = Log(store_path)
+    torch.manual_seed(0)
+    base = nn.Linear(SIZE, SIZE, bias=False).requires_grad_(False)
+    adapters = nn.ParameterDict({"a": torch.randn(4, SIZE) / 9, "b": torch.zeros(SIZE, 4)})
+    optimizer = torch.optim.Adam(adapters.parameters(), lr=1e-5)
+    parts = {"base": base, "adapters": adapters, "optimizer": optimizer}
+    alone = log.commit(**parts)["base"]
+    for _ in range(3):
+        adapt(base, adapters, optimizer, 2)
+        log.commit(**parts)
+        changed = log.store.snapshot("latest").components
+        assert changed["base"].new_bytes == 0 < changed["adapters"].new_bytes
+        assert changed["adapters"].new_bytes + changed["optimizer"].new_bytes < 0.2 * changed["base"].logical_bytes
+    merged = copy.deepcopy(base)
+    merge(merged, adapters)
+    assert not torch.equal(merged.weight, base.weight)
+    shares = log.commit(**parts, merged=merged)
+    assert shares["merged"] < 0.75 * alone, "a new component takes what it adds to the base"
+    assert log.store.snapshot("latest").components["base"].new_bytes == 0
+    del parts["base"]
+    shares = log.commit(**parts, base=merged, merged=merged)
+    assert log.store.snapshot("latest").new_bytes < 0.01 * alone * 4 * SIZE * SIZE, "moving the merged weights is free"
+    adapt(merged, adapters, optimizer, 2)
+    merge(merged, adapters)
+    shares = log.commit(**parts, base=merged, merged=merged)
+    assert shares["base"] < 0.75 * alone, "merged in place, it takes what it adds to its past"
+    log.check()
+
+
 def test_networks_of_different_seeds_are_stored_as_if_there_were_one(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
