@@ -6,7 +6,6 @@ between live tensors and staging buffers.
 
 from __future__ import annotations
 
-import mmap
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
@@ -36,8 +35,6 @@ _strided = torch.strided
 _PIECE_SIZE = (
     512 * 1024
 )  # 32,768 elements of 16 bytes: at::internal::GRAIN_SIZE, up to which torch copies on one thread
-
-_PAGE = mmap.PAGESIZE
 
 # (kind, dtype, shape, strides, flags), low address or None (copied) or -1 (empty), high address, first element, dense
 Described = tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int], int | None, int, int, bool]
@@ -152,23 +149,19 @@ class CudaCopies:
         return isinstance(source, DeviceSource) and source.flat.is_cuda
 
     @staticmethod
-    def allocate(size: int) -> tuple[torch.Tensor, int]:
-        """Page-locked bytes that begin with a page, and their address; unlocked when the buffer is gone.
+    def lock(buffer: Any, address: int, size: int) -> None:
+        """Page-lock the memory of a buffer, until it is gone. It begins with a page.
 
-        torch's own pinned memory is rounded up to a power of two.
+        torch's own pinned memory would be rounded up to a power of two.
 
         Raises:
             RuntimeError: so much cannot be locked.
         """
-        locked_size = -(-size // _PAGE) * _PAGE
-        buffer, address = touched_buffer(locked_size + _PAGE)
-        address = -(-address // _PAGE) * _PAGE
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        status = int(runtime.cudaHostRegister(address, locked_size, 0))
+        status = int(runtime.cudaHostRegister(address, size, 0))
         if status:
-            raise RuntimeError(f"cudaHostRegister of {locked_size} bytes: error {status}")
+            raise RuntimeError(f"cudaHostRegister of {size} bytes: error {status}")
         weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False  # CUDA may be gone by then
-        return buffer, address
 
     def start(self, copies: list[tuple[int, DeviceSource]]) -> Callable[[], None]:
         """Start copies of sources to host addresses; returns what waits until all have arrived."""
@@ -324,12 +317,6 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
     return tuple(strides)
-
-
-def touched_buffer(size: int) -> tuple[torch.Tensor, int]:
-    """Zeroed bytes, whose pages are therefore there, and their 64-byte aligned address."""
-    buffer = torch.zeros(size, dtype=torch.uint8)
-    return buffer.fill_(1), buffer.data_ptr()
 
 
 def pieces(runs: list[tuple[int, int, bool]]) -> list[torch.Tensor]:

@@ -16,6 +16,9 @@ samples of the copy with the live memory. What moved is refused.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -29,6 +32,7 @@ from casckpt.state.walk import Kept
 
 SLOT_COUNT = 2
 _ALIGNMENT = 64
+_HUGE_FROM = 4 << 20  # bytes: a huge page is 2 MiB, of which small components would waste most
 _STEP = 8 << 20  # bytes of a device or strided block copied at a time
 _SAMPLE_COUNT, _SAMPLE_SIZE = 64, 512
 
@@ -39,11 +43,11 @@ class DeviceLayer(Protocol):
     def takes(self, source: Any) -> bool:
         """Whether a block with this source is copied here."""
 
-    def allocate(self, size: int) -> tuple[Any, int]:
-        """A buffer that such copies may arrive in, and its address.
+    def lock(self, buffer: Any, address: int, size: int) -> None:
+        """Page-lock the memory of a buffer that such copies will arrive in, for as long as it lives.
 
         Raises:
-            RuntimeError: there is none of this size.
+            RuntimeError: so much cannot be locked.
         """
 
     def start(self, copies: list[tuple[int, Any]]) -> Callable[[], None]:
@@ -63,7 +67,7 @@ class _Slot:
 
     def __init__(self) -> None:
         self.arrive: Callable[[], None] = _arrived
-        self.is_for_device = False
+        self.is_locked = False  # or could not be
         self.taken_by: list[Captured] | None = None
         self.buffer: Any = None
         self.address = 0
@@ -80,11 +84,21 @@ class _Slot:
         for size, _ in captured.structure.blocks:
             self.offsets.append(position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
-        is_for_device = device is not None
-        if position > self.capacity or (is_for_device and not self.is_for_device):
+        if position > self.capacity:
             self.buffer = None  # the old one goes before the new one comes
-            self.buffer, self.address = _allocate(position) if device is None else _allocate_for(device, position)
-            self.capacity, self.is_for_device = position, is_for_device
+            self.buffer, self.address = _allocate(position)
+            self.capacity, self.is_locked = position, False
+        if device is not None and not self.is_locked:
+            self.is_locked = True
+            try:
+                device.lock(self.buffer, self.address, self.capacity)
+            except RuntimeError as error:
+                warnings.warn(
+                    f"{self.capacity} bytes of memory could not be page-locked ({error}): copies from the device keep "
+                    "training waiting. Allow more locked memory, or register less.",
+                    StoreWarning,
+                    stacklevel=2,
+                )
 
     def copy(self, captured: Captured, device: DeviceLayer | None) -> None:
         """Copy every block; what a device layer takes has arrived when `arrive` returns."""
@@ -144,29 +158,19 @@ class _Slot:
 
 
 def _allocate(size: int) -> tuple[Any, int]:
-    """A buffer with all of its pages touched, and its aligned address."""
-    if "torch" in sys.modules:
-        from casckpt.state import _torch
+    """Memory of this process alone with all of its pages touched, and the address of its first page.
 
-        return _torch.touched_buffer(size)
-    import ctypes
-
-    buffer = bytearray(size + _ALIGNMENT)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    return buffer, -(-address // _ALIGNMENT) * _ALIGNMENT
-
-
-def _allocate_for(device: DeviceLayer, size: int) -> tuple[Any, int]:
-    try:
-        return device.allocate(size)
-    except RuntimeError as error:
-        warnings.warn(
-            f"{size} bytes of memory could not be page-locked ({error}): copies from the device keep training waiting. "
-            "Allow more locked memory, or register less.",
-            StoreWarning,
-            stacklevel=2,
-        )
-        return _allocate(size)
+    Large ones lie in huge pages where the system has them: fewer faults now, and fewer misses in every copy.
+    """
+    kind = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **kind)
+    if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = (ctypes.c_char * size).from_buffer(memory)
+    address = ctypes.addressof(buffer)
+    ctypes.memset(address, 1, size)
+    return buffer, address
 
 
 class Staging:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -292,6 +293,20 @@ def test_memory_is_there_before_the_first_save(store: Any, clock: Clock) -> None
         engine.step(step)
         engine.wait()
     assert sorted(slot.address for slot in store._saver._staging._slots["model"]) == sorted(reserved) != [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the faults of a thread")
+def test_pages_of_the_first_save_are_touched_when_its_components_are_registered(store: Any, clock: Clock) -> None:
+    import resource
+
+    engine = CheckpointEngine(store, clock=clock)
+    size, count = 3 << 20, 8  # too small for huge pages
+    for number in range(count):
+        engine.register(f"part{number}", torch.ones(size, dtype=torch.uint8), EVERY)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    engine.save(1)
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults < count * size // resource.getpagesize() // 4
 
 
 # --- providers ---

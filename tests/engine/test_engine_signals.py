@@ -88,6 +88,17 @@ print("after the block", flush=True)
         print("paused", flush=True)
         while True: pass
 """,
+    "a save that fails": """
+    import threading
+    def capture():
+        if threading.current_thread().name == "casckpt-deadline": raise KeyError("the provider's own")
+        return {"n": engine.global_step}
+    engine.register("late", capture, load=lambda state: None)
+    with engine.pause():
+        print("paused", flush=True)
+        sys.stdin.readline()
+    train(3)
+""",
     "other signals": """
     import signal
     signal.signal(signal.SIGUSR1, lambda number, frame: print("usr1", flush=True))
@@ -175,6 +186,19 @@ def test_second_signal_ends_at_once_when_the_save_at_the_deadline_hangs(store_pa
     with casckpt.open(store_path) as store:
         assert store.steps() == [1]
         assert store.verify().ok
+
+
+def test_save_that_fails_at_the_deadline_is_made_at_the_next_safe_point(store_path: Path) -> None:
+    with training(store_path, "a save that fails", 0.01) as process:
+        assert out(process) == "paused"
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM: saving" in line(process)
+        assert 'the save at the deadline failed: "the provider\'s own"' in line(process)
+        process.communicate("go on\n")
+        assert process.returncode == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.steps() == [1, 3]
+        assert store.timeline()[-1].labels == {"requested": "SIGTERM"}
 
 
 def test_signal_in_the_middle_of_a_save_ends_the_training_when_it_is_durable(store_path: Path) -> None:

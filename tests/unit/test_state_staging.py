@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from typing import Any
@@ -142,18 +143,18 @@ class Layer:
 
     def __init__(self, lockable: int = 1 << 40) -> None:
         self.lockable = lockable
-        self.allocated: list[int] = []
+        self.locked: list[int] = []
         self.started: list[list[int]] = []
         self.waited = 0
 
     def takes(self, source: Any) -> bool:
         return isinstance(source, Remote)
 
-    def allocate(self, size: int) -> tuple[Any, int]:
+    def lock(self, buffer: Any, address: int, size: int) -> None:
+        assert address % mmap.PAGESIZE == 0 and len(buffer) >= size
         if size > self.lockable:
             raise RuntimeError("cudaHostRegister: error 2")
-        self.allocated.append(size)
-        return module._allocate(size)
+        self.locked.append(size)
 
     def start(self, copies: list[tuple[int, Any]]) -> Any:
         self.started.append([address for address, _ in copies])
@@ -187,7 +188,7 @@ def test_blocks_of_a_device_are_copied_by_its_layer_and_all_others_here() -> Non
     (copy,) = staging.stage([captured])
     assert layer.started == [[copy.blocks.addresses[1]]]
     assert [contents(copy)[block] for block in (0, 2)] == [contents_of(captured, block) for block in (0, 2)]
-    assert len(layer.allocated) == 1 and layer.allocated[0] >= 4 * (REMOTE + BESIDE)
+    assert len(layer.locked) == 1 and layer.locked[0] >= 4 * (REMOTE + BESIDE)
     assert layer.waited == 0  # the caller goes on
 
 
@@ -212,7 +213,7 @@ def test_copies_of_a_device_are_waited_for_once_and_by_whoever_reads_them() -> N
         assert staged[0].blocks.addresses in addresses
         staging.settle(staged)
         staging.release(staged)
-    assert (len(layer.allocated), layer.waited) == (2, 6)
+    assert (len(layer.locked), layer.waited) == (2, 6)
     assert live["near"][0] == 1.0
 
 
@@ -220,9 +221,9 @@ def test_memory_for_a_device_is_locked_and_touched_when_it_is_reserved() -> None
     layer, (_, captured) = Layer(), remote_state()
     staging = Staging(device=layer)
     staging.reserve([captured])
-    assert (len(layer.allocated), len(layer.started), layer.waited) == (2, 2, 2)
+    assert (len(layer.locked), len(layer.started), layer.waited) == (2, 2, 2)
     staging.release(staging.stage([captured]))
-    assert len(layer.allocated) == 2
+    assert len(layer.locked) == 2
 
 
 def test_component_that_moves_to_a_device_gets_locked_memory_and_back_again_keeps_it() -> None:
@@ -230,15 +231,15 @@ def test_component_that_moves_to_a_device_gets_locked_memory_and_back_again_keep
     staging = Staging(slot_count=1, device=layer)
     here = capture("c", remote_state()[0])
     staging.release(staging.stage([here]))
-    assert layer.allocated == []
+    assert layer.locked == []
     live, there = remote_state()  # other tensors, at other addresses
     staged = staging.stage([there])
-    assert len(layer.allocated) == 1
+    assert len(layer.locked) == 1
     staging.settle(staged)
     staging.release(staged)
     back = capture("c", {name: tensor.clone() for name, tensor in live.items()})
     (copy,) = staging.stage([back])
-    assert contents(copy) == contents(back) and len(layer.started) == len(layer.allocated) == 1
+    assert contents(copy) == contents(back) and len(layer.started) == len(layer.locked) == 1
 
 
 @pytest.mark.parametrize("kind", ["moved", "second component fails"])
@@ -278,6 +279,25 @@ def test_memory_that_cannot_be_locked_is_said_and_the_copy_made_all_the_same() -
     assert len(layer.started) == 1
     staging.settle(staged)
     assert layer.waited == 1
+
+
+def test_every_page_of_the_memory_is_there_and_it_begins_with_one() -> None:
+    for size in (1, 5 << 20):
+        buffer, address = module._allocate(size)
+        assert bytes(buffer) == b"\x01" * size and address % mmap.PAGESIZE == 0
+
+
+@pytest.mark.full
+def test_memory_belongs_to_one_process_alone() -> None:
+    code = (
+        "import os\n"
+        "from casckpt.state.staging import _allocate\n"
+        "buffer = memoryview(_allocate(1 << 20)[0]).cast('B')\n"
+        "if not os.fork(): buffer[0] = 7; os._exit(0)\n"
+        "os.wait(); print(buffer[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 @pytest.mark.full
