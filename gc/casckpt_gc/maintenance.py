@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from casckpt.errors import CasckptError, StoreWarning
+from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.store.opening import open_store
 from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report
 from casckpt_gc.compaction import COMPACTION, Compaction
@@ -132,10 +133,13 @@ class Maintenance:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def close(self) -> None:
-        """Stop at the next place where a collection waits."""
+    def close(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
+        """Stop at the next place where a collection waits.
+
+        One that does not come there in time goes on, and ends with the process: the next one finishes what is left.
+        """
         self._stop.set()
-        self.wait()
+        self.wait(timeout_s)
 
     def __enter__(self) -> Maintenance:
         return self
