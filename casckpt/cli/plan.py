@@ -16,6 +16,7 @@ from casckpt.cli._screen import finish, json_option, print_json, run_option, say
 @click.option("--metric", metavar="NAME", help="What the best snapshot is measured by.")
 @click.option("--smallest", is_flag=True, help="The smallest value of the metric is the best.")
 @click.option("--logged-step", type=int, metavar="N", help="The last step that the training's log has.")
+@click.option("--world-size", type=int, metavar="N", help="How many processes are to go on.")
 @click.option("--allow-fresh", is_flag=True, help="Plan a fresh start where no snapshot can be resumed.")
 @json_option
 def plan(
@@ -26,6 +27,7 @@ def plan(
     metric: str | None,
     smallest: bool,
     logged_step: int | None,
+    world_size: int | None,
     allow_fresh: bool,
     as_json: bool,
 ) -> None:
@@ -47,6 +49,7 @@ def plan(
             failure=FailureInfo(failure, failed_step),
             policy=Policy(metric=metric, largest=not smallest),
             logged_step=logged_step,
+            world_size=world_size,
             allow_fresh=allow_fresh,
         )
         if as_json:

@@ -28,6 +28,7 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
+from casckpt.engine.alive import Alive
 from casckpt.engine.budget import SaveBudget
 from casckpt.engine.cadence import due_layers, with_more_frequent
 from casckpt.engine.component import Component
@@ -40,7 +41,7 @@ from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.engine.templates import CoverageReport
-from casckpt.errors import AlreadyExistsError, InvalidInputError, StepOrderError
+from casckpt.errors import AlreadyExistsError, InvalidInputError, SaveFailedError, StepOrderError
 from casckpt.format.entry import MetricValue
 from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.state.rng import RngState
@@ -110,6 +111,7 @@ class CheckpointEngine:
         self._maintenance = maintenance or self._own_maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
         self._points = SafePoints()
+        self._alive = Alive(store, self._saves.counts)
         self._request = ""
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
         self._is_covered = False
@@ -224,7 +226,8 @@ class CheckpointEngine:
                 f"step {number} comes after {self.global_step}. To go back, call `restore({number})`.", step=number
             )
         self.global_step = number
-        self._saves.collect()
+        self._collect()
+        self._alive.say(step=number)
         if self._request or self._stop:
             return self._save_all(metrics, {"requested": self._request or "stop"})
         return self._save_due(metrics)
@@ -262,12 +265,13 @@ class CheckpointEngine:
         if number < self.global_step:
             raise StepOrderError(f"step {number} comes before {self.global_step}, the last one told", step=number)
         self.global_step = number
-        self._saves.collect()
+        self._collect()
+        self._alive.say(step=number)
         is_async = self.config.async_mode if async_mode is None else async_mode
         if is_async and not self._stop and self._is_skipped(list(self._components.values())):
             return None
         handle = self._save_all(metrics, labels or {}, is_async)
-        self._saves.collect()
+        self._collect()
         return handle
 
     def request_save(self, reason: str = "asked for") -> None:
@@ -288,9 +292,19 @@ class CheckpointEngine:
         with self._points.update():
             yield
 
-    def pause(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing registered changes in here, as in an evaluation: a signal's deadline may save in the middle of it."""
-        return self._points.pause()
+    @contextlib.contextmanager
+    def pause(self, phase: str = "paused", *, quiet_s: float = 0.0) -> Iterator[None]:
+        """Nothing registered changes in here, as in an evaluation: a signal's deadline may save in the middle of it.
+
+        Args:
+            phase: what a supervisor is told meanwhile.
+            quiet_s: how long it may take at most, before a supervisor believes that the training hangs; matters where
+                it is longer than what `casckpt run --silence` allows.
+        """
+        self._alive.say(phase=phase, quiet_s=quiet_s)
+        with self._points.pause():
+            yield
+        self._alive.say()
 
     # --- the end announced ---
 
@@ -328,6 +342,7 @@ class CheckpointEngine:
         strict: bool = True,
         allow_mixed: bool = False,
         branch: str | None = None,
+        leave: Sequence[str] = (),
         allow_pickle: bool = False,
         reseed: int | None = None,
     ) -> RestoreReport:
@@ -338,6 +353,7 @@ class CheckpointEngine:
             strict: every component of the snapshot must be registered and every registered one must be in it.
             allow_mixed: accept components of different steps; with -1 the newest whole snapshot is taken.
             branch: name of the branch that the next save opens when this is not the newest step.
+            leave: components that keep their live state.
             allow_pickle: run the pickles of opaque leaves. Only for stores that you trust.
             reseed: explore anew: give every stream of every `RngState` a new one derived from this seed. The next
                 snapshot has it in its labels (`rng.reseed`).
@@ -352,11 +368,12 @@ class CheckpointEngine:
             Otherwise as `Store.resume_into`; then nothing was touched.
         """
         self._enter("restore", is_placing=True)
+        self._alive.say(phase="restoring")
         streams = self._streams(reseed)
         self.wait()
         ref = "latest" if step == -1 else step
-        targets = {each.name: each.target for each in self._components.values() if each.is_restorable}
-        left = [each.name for each in self._components.values() if not each.is_restorable]
+        targets = {name: target for name, target in self.targets().items() if name not in leave}
+        left = [*leave, *self.captured_only()]
         report = self.store.resume_into(
             targets, ref, strict=strict, branch=branch, leave=left, allow_mixed=allow_mixed, allow_pickle=allow_pickle
         )
@@ -366,6 +383,24 @@ class CheckpointEngine:
                 self._saves.labels |= rng.reseed(reseed)
         self._guards = [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
+
+    def targets(self) -> dict[str, Any]:
+        """What a restore fills: component name → live object."""
+        return {each.name: each.target for each in self._components.values() if each.is_restorable}
+
+    def captured_only(self) -> list[str]:
+        """Components that are saved, and that nothing puts back: functions without `load`."""
+        return [each.name for each in self._components.values() if not each.is_restorable]
+
+    def begin(self, report: RestoreReport) -> None:
+        """Continue with the live objects as they are: somebody else filled them, and placed the store's handle.
+
+        Args:
+            report: from which snapshot; of a fresh start in a run that has steps, say.
+        """
+        self._enter("begin", is_placing=True)
+        self.wait()
+        self._place(report)
 
     def _streams(self, reseed: int | None) -> list[RngState]:
         found = [each.target for each in self._components.values() if isinstance(each.target, RngState)]
@@ -409,7 +444,7 @@ class CheckpointEngine:
             BusyError: one is still under way after `timeout_s`, in all; it names the steps.
         """
         self._saves.drain(timeout_s)
-        self._saves.collect()
+        self._collect()
 
     def close(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
         """Finish all saves. A store that was opened elsewhere stays open. In a forked child nothing happens.
@@ -427,8 +462,9 @@ class CheckpointEngine:
         self._saves.drain(timeout_s)
         self._is_closed = True
         try:
-            self._saves.collect()
+            self._collect()
         finally:
+            self._alive.close()
             if self._own_maintenance is not None:
                 self._own_maintenance.close()
             if self._owns_store:
@@ -544,9 +580,25 @@ class CheckpointEngine:
         facts = Facts(metrics, labels, self.training_config)
         is_async = self.config.async_mode if is_async is None else is_async
         start = self._saves.start if is_async else self._saves.save_now
+        self._alive.say(phase="saving")
         try:
             return start(self.store, self.global_step, components, facts)
-        except BaseException:  # whatever a provider raises
+        except BaseException as error:  # whatever a provider raises
             for component in components:
                 component.is_overdue = True
+            if not any(save.handle.has_failed for save in self._saves.under_way):  # which are counted when taken in
+                self._saves.counts.failed += 1
+            self._alive.say_failed(error)
+            raise
+
+    def _collect(self) -> None:
+        """Take in the saves that ended.
+
+        Raises:
+            SaveFailedError: one failed and nobody was told.
+        """
+        try:
+            self._saves.collect()
+        except SaveFailedError as error:
+            self._alive.say_failed(error)
             raise

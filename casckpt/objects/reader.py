@@ -30,6 +30,7 @@ from casckpt.index.tables import INLINE, Place, decode_pack_row, decode_snap, fi
 from casckpt.limits import CHUNK_SIZE, OBJECT_SIZE_MAX, SINGLE_THREAD_SIZE
 from casckpt.objects import graph, pool
 from casckpt.objects.packs import pack_path, trash_path
+from casckpt.objects.spool import Spool
 from casckpt.objects.timeline import Timeline
 from casckpt.storage.fs import File, FileMap, is_out_of_descriptors
 
@@ -67,7 +68,8 @@ class ObjectReader:
         self._root = root
         self._timeline = timeline
         self._kv = kv
-        self.pulse: Callable[[], None] = lambda: None  # called for every object or group, by any thread
+        self.pulse: Callable[[], None] = lambda: None  # by any thread, for what is read and every batch written
+        self.spool: Spool | None = None  # of somebody who reads much and may be killed meanwhile
         self._files: OrderedDict[int, File] = OrderedDict()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -191,7 +193,8 @@ class ObjectReader:
         jobs: list[tuple[tuple[int, int], Callable[[], None]]] = []
         based: dict[ObjectId, list[_Asked]] = {}
         for request, places in asked:
-            if places and places[0].bases:
+            is_kept = self.spool is not None and request.object_id in self.spool
+            if places and places[0].bases and not is_kept:
                 based.setdefault(request.object_id, []).append((request, places))
             else:
                 start = places[0][:2] if places else (0, 0)
@@ -234,6 +237,8 @@ class ObjectReader:
                 elif request.whole is not plain:
                     _scatter(plain, request.pieces)
             if plain is not None:
+                if self.spool is not None:
+                    self.spool.add(object_id, plain)
                 decoding.let_go(object_id)
 
     def _decoded(self, object_id: ObjectId, size: int, decoding: graph.Decoding) -> memoryview | None:
@@ -272,12 +277,14 @@ class ObjectReader:
             raise IncompleteError(
                 f"chunk {object_id.hex()[:12]} is in no pack or entry. Run `casckpt verify`.", object_id=object_id
             )
-        if request.whole is not None:
-            self._fetch(object_id, request.whole, places, None)
-            return
-        out = self._scratch("plain", size)
-        self._fetch(object_id, out, places, None)
-        _scatter(out, pieces)
+        spool, whole = self.spool, request.whole
+        out = self._scratch("plain", size) if whole is None else whole
+        if spool is None or not spool.get(object_id, out):
+            self._fetch(object_id, out, places, None)
+            if spool is not None:
+                spool.add(object_id, out)
+        if whole is None:
+            _scatter(out, pieces)
 
     # --- one object ---
 

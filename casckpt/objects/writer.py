@@ -111,6 +111,8 @@ class ObjectWriter:
         with contextlib.closing(self._processed(encoder)) as batches:
             for batch, outcomes in batches:
                 self._waiting_bytes -= sum(sizes[at] for at in batch) - sum(outcome.size for outcome in outcomes)
+                if self._reader is not None:
+                    self._reader.pulse()
                 for outcome in outcomes:
                     results[outcome.position] = outcome.object_id, self._take(outcome)
                     self._waiting_bytes -= outcome.size

@@ -14,11 +14,11 @@
 Sits on engine and store; whatever it changes, it changes through them.
 """
 
+from casckpt.engine.beats import FENCED, Beat, BeatFile, BeatFolder, Pulse, supervised_beats
 from casckpt.recovery.beat_server import BeatClient, BeatServer
-from casckpt.recovery.beats import Beat, BeatFile, BeatFolder, Pulse
 from casckpt.recovery.bisection import Bisection, bisect_check, command_check
 from casckpt.recovery.checks import Reference, TrialSteps, find_nonfinite, find_schedule_gaps
-from casckpt.recovery.coordinator import RecoveryCoordinator, RecoveryReport
+from casckpt.recovery.coordinator import DEFAULT_CHECKS, RecoveryCoordinator, RecoveryReport
 from casckpt.recovery.decision import Action, FailureInfo, Policy, Rule, Situation, decide, survey
 from casckpt.recovery.drill import Drill, DrillReport
 from casckpt.recovery.health import HealthServer
@@ -26,11 +26,13 @@ from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
 from casckpt.recovery.plan import RecoveryPlan, make_plan
 from casckpt.recovery.samples import Frontier, SampleGate, SampleHold, Version
-from casckpt.recovery.supervisor import Settings, Supervisor, command_probe, last_failure, supervised_beats
+from casckpt.recovery.supervisor import Settings, Supervisor, command_probe, last_failure
 from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
 __all__ = [
+    "DEFAULT_CHECKS",
+    "FENCED",
     "Action",
     "Beat",
     "BeatClient",

@@ -11,6 +11,7 @@ training can reach it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import http.client
 import threading
@@ -20,9 +21,9 @@ from types import TracebackType
 
 import msgspec
 
-from casckpt.errors import InvalidInputError, StorageError
+from casckpt.engine.beats import Beat, Liveness, Pulse
+from casckpt.errors import BusyError, InvalidInputError, StorageError
 from casckpt.limits import BEAT_TIMEOUT_S
-from casckpt.recovery.beats import Beat, Liveness, Pulse
 from casckpt.recovery.samples import Version
 from casckpt.storage.process import System
 
@@ -39,6 +40,11 @@ class BeatServer:
         version: called for each beat; gives the learner's version now.
         token: what clients must know; at least 16 characters.
         host, port: where to listen; port 0 takes a free one.
+
+    Raises:
+        InvalidInputError: the token is too short.
+        BusyError: somebody else listens there.
+        StorageError: it cannot listen there for another reason.
     """
 
     def __init__(
@@ -57,8 +63,7 @@ class BeatServer:
         self._lock = threading.Lock()
         self._version = version
         self._token = token.encode()
-        self._server = ThreadingHTTPServer((host, port), _handler(self))
-        self._server.daemon_threads = True
+        self._server = listen(host, port, _handler(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="casckpt-beats", daemon=True
         )
@@ -99,6 +104,24 @@ class BeatServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    """A server that listens, with a thread for each request.
+
+    Raises:
+        BusyError: somebody else listens there.
+        StorageError: it cannot listen there for another reason: no such address, or no right to.
+    """
+    try:
+        server = ThreadingHTTPServer((host, port), handler)
+    except OSError as error:
+        what = f"{host}:{port}: cannot listen: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            raise BusyError(f"{what}. Give another port, or 0 for a free one.", port=port) from error
+        raise StorageError(f"{what}. Give an address of this machine.", errno=error.errno) from error
+    server.daemon_threads = True
+    return server
 
 
 def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:

@@ -105,13 +105,17 @@ class Reference:
 
 
 class TrialSteps:
-    """A check that trains a copy for a few steps.
+    """A check that trains a copy for a few steps; neither live objects nor random streams move.
 
     Args:
-        step: one update of the targets that it is given, a deep copy of the live ones; returns the loss.
+        step: one update of the targets that it is given, deep copies of the live ones; returns the loss.
         count: how many.
-        change_max: how far a weight of `component` may move in these steps together, in absolute terms; None for any.
+        change_min, change_max: the band of how far the weight of `component` that moves most may move in these steps
+            together, in absolute terms; None for no upper end.
         component: whose change is measured.
+        only: the components that `step` needs; None copies all of them, a replay buffer too.
+
+    A step that ends with an error of its arithmetic or its shapes is a problem like any other.
     """
 
     def __init__(
@@ -119,28 +123,35 @@ class TrialSteps:
         step: Callable[[Targets], float],
         *,
         count: int = 2,
+        change_min: float = 0.0,
         change_max: float | None = None,
         component: str = "policy",
+        only: Iterable[str] | None = None,
     ) -> None:
-        self._step, self._count, self._change_max, self._component = step, count, change_max, component
+        self._step, self._count, self._component = step, count, component
+        self._band = change_min, math.inf if change_max is None else change_max
+        self._only = None if only is None else tuple(only)
 
     def __call__(self, targets: Targets) -> list[str]:
         guard = RngGuard(RngState())
+        losses: list[float] = []
         try:
-            trial = copy.deepcopy(dict(targets))
-            losses = [float(self._step(trial)) for _ in range(self._count)]
+            trial = copy.deepcopy({name: targets[name] for name in self._only or targets})
+            for _ in range(self._count):
+                losses.append(float(self._step(trial)))
+                if not math.isfinite(losses[-1]):
+                    return [f"trial step {len(losses)} of {self._count}: the loss is {losses[-1]}"]
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            return [f"trial step {len(losses) + 1} of {self._count}: {type(error).__name__}: {error}"]
         finally:
             guard.put_back()
-        bad = [number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)]
-        if bad:
-            return [f"trial step {bad[0]} of {self._count}: the loss is {losses[bad[0] - 1]}"]
-        if self._change_max is None:
+        if self._band == (0.0, math.inf):
             return []
         before, after = (copy_tree(self._component, each[self._component]) for each in (targets, trial))
-        change = largest_difference(self._component, before, after)
-        if change > self._change_max:
-            return [f"{self._count} trial steps move {self._component} by {change:.3g}, at most {self._change_max:g}"]
-        return []
+        change, (low, high) = largest_difference(self._component, before, after), self._band
+        if low <= change <= high:
+            return []
+        return [f"{self._count} trial steps move {self._component} by {change:.3g}, expected {low:g} to {high:g}"]
 
 
 def run_checks(targets: Targets, checks: Iterable[Check]) -> list[str]:

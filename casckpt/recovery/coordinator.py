@@ -3,7 +3,7 @@
 ::
 
     coordinator = RecoveryCoordinator(store, policy=Policy(metric="eval_return"), marker="runs/walker.recovery")
-    report = coordinator.recover({"policy": policy, "optimizer": optimizer, "rng": rng})
+    report = coordinator.recover({"policy": policy, "optimizer": optimizer, "rng": rng})  # or an engine
     print(report)
 
 The order is always the same: a generation is opened first, so that no older learner commits from then on; then the
@@ -16,23 +16,31 @@ A recovery may be killed at any point and started again; nothing it did before c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from casckpt.errors import CorruptionError, IncompleteError, NotFoundError
-from casckpt.recovery.checks import Check, find_nonfinite, find_schedule_gaps, run_checks
+from casckpt.engine.engine import CheckpointEngine
+from casckpt.errors import CasckptError, CorruptionError, IncompleteError, InvalidInputError, NotFoundError
+from casckpt.objects.spool import Spool
+from casckpt.recovery.checks import Check, Reference, find_nonfinite, find_schedule_gaps, run_checks
 from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, decide, survey
+from casckpt.recovery.loading import config_drift, load_into
 from casckpt.recovery.marker import RESTORING, Marker
+from casckpt.recovery.migrations import Migrate, Migrations, registered
 from casckpt.recovery.plan import compare_targets
 from casckpt.state.differences import mismatch
 from casckpt.state.transfer import Transfer, copy_tree
+from casckpt.store.commit import Position
 from casckpt.store.generations import open_generation
 from casckpt.store.store import Store
 from casckpt.store.values import RestoreReport, Snapshot, Value
 
 DEFAULT_CHECKS: tuple[Check, ...] = (find_nonfinite, find_schedule_gaps)
 Load = Callable[[Snapshot], RestoreReport]
+LoadMigrated = Callable[[Mapping[str, Any], Snapshot], None]
+DROPPABLE = "droppable"
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,13 @@ class RecoveryCoordinator:
         policy: the table of decisions.
         checks: run after each restore, on the live objects; see `checks`.
         marker: path of a small file of the run's own; None to keep none.
+        keep_reads: put what is read into files beside the marker too, until the recovery is over: one that is killed
+            goes on reading where it stopped. For stores on slow media; needs as much room as the state.
+        schema_version, migrations, config, fatal: what today's code expects, and how old snapshots come there; see
+            `load_into`. Items of the config that differ are among the reasons, those of `fatal` refuse.
+
+    Raises:
+        InvalidInputError: `keep_reads` without a `marker`.
     """
 
     def __init__(
@@ -90,11 +105,21 @@ class RecoveryCoordinator:
         policy: Policy | None = None,
         checks: Sequence[Check] = DEFAULT_CHECKS,
         marker: str | None = None,
+        keep_reads: bool = False,
+        schema_version: int | None = None,
+        migrations: Migrations = registered,
+        config: Any = None,
+        fatal: Sequence[str] = (),
     ) -> None:
+        if keep_reads and marker is None:
+            raise InvalidInputError("keep_reads=True: there is no marker beside which they could lie. Give marker=.")
         self._store = store
         self._policy = policy or Policy()
         self._checks = checks
         self._marker = None if marker is None else Marker(marker, system=store._system)
+        self._spool_path = f"{marker}.reads" if keep_reads else None
+        self._schema_version, self._migrations = schema_version, migrations
+        self._config, self._fatal = config, fatal
 
     def decide(self, failure: FailureInfo | None = None, *, allow_fresh: bool = False) -> Action:
         """What a recovery would do, and why. Changes nothing."""
@@ -103,7 +128,7 @@ class RecoveryCoordinator:
 
     def recover(
         self,
-        targets: Mapping[str, Any],
+        targets: Mapping[str, Any] | CheckpointEngine,
         failure: FailureInfo | None = None,
         *,
         allow_fresh: bool = False,
@@ -113,11 +138,11 @@ class RecoveryCoordinator:
         """Put the run's state into live objects, and let this handle continue it.
 
         Args:
-            targets: component name → live object.
+            targets: component name → live object; or an engine of this store, whose components they are.
             failure: how the training ended.
             allow_fresh: start from the beginning where there is no snapshot to go on from, though the store is not
-                empty.
-            load: how a snapshot is loaded, `lambda each: engine.restore(each.id)` say; None for `Store.resume_into`.
+                empty. Where the run has steps, its new line is a branch `fresh`.
+            load: how a snapshot is loaded, where targets are neither plain nor an engine's.
             roll_back: in a training that goes on: when no snapshot passes, put the live objects back to what they were.
                 Takes a copy of them in memory meanwhile; rings cannot take part.
 
@@ -127,7 +152,8 @@ class RecoveryCoordinator:
             NotFoundError: the store is ambiguous or damaged; nothing was touched.
             IncompleteError: no snapshot passes its checks. The live objects hold the last one that was tried, unless
                 they were rolled back.
-            MismatchError: the chosen snapshot does not fit the live objects; nothing was fenced or touched.
+            MismatchError: the chosen snapshot, its schema or its config does not fit; nothing was fenced or touched.
+                What does not fit after migrations shows when those have run: the generation is open then.
             FencedError: somebody else recovers this run at the same time.
         """
         action = self.decide(failure, allow_fresh=allow_fresh)
@@ -137,27 +163,29 @@ class RecoveryCoordinator:
                 "`casckpt verify`; to start from the beginning all the same, pass allow_fresh=True.",
                 reasons=action.reasons,
             )
+        live = _Live(self._store, targets, load)
         first = action.snapshots[0] if action.snapshots else None
-        if first is not None:
-            self._compare(targets, first)
+        drift = [] if first is None else self._compare(live, first)
         position = self._store._committer.position
-        before = {name: copy_tree(name, live) for name, live in targets.items()} if roll_back else {}
+        before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
         generation = open_generation(self._store, first, self._told(action, failure))
         attempt = self._begin(first, generation)
         if action.kind == FRESH:
+            live.start_fresh()
             self._finish(None, generation)
             return RecoveryReport(None, generation, action.reasons, attempt)
-        reasons = list(action.reasons)
-        for snapshot in action.snapshots:
-            restored = self._attempt(targets, snapshot, load, reasons)
-            if restored is None:
-                continue
-            if snapshot is not first:  # what the timeline says is continued must be what is continued
-                generation = open_generation(self._store, snapshot, reasons, expected=generation)
-            self._finish(snapshot, generation)
-            return RecoveryReport(restored, generation, tuple(reasons), attempt)
+        reasons = [*action.reasons, *drift]
+        with self._keeping_reads():
+            for snapshot in action.snapshots:
+                restored = self._attempt(live, snapshot, action.snapshots, reasons)
+                if restored is None:
+                    continue
+                if snapshot is not first:  # what the timeline says is continued must be what is continued
+                    generation = open_generation(self._store, snapshot, reasons, expected=generation)
+                self._finish(snapshot, generation)
+                return RecoveryReport(restored, generation, tuple(reasons), attempt)
         if roll_back:
-            Transfer(before, targets).fill()
+            Transfer(before, live.targets).fill()
             self._store._committer.stand_at(position)
         raise IncompleteError(
             f"run {self._store.run!r} is not recovered, none of {len(action.snapshots)} snapshots passed: "
@@ -165,34 +193,111 @@ class RecoveryCoordinator:
             reasons=tuple(reasons),
         )
 
-    def _compare(self, targets: Mapping[str, Any], snapshot: Snapshot) -> None:
+    def _compare(self, live: _Live, snapshot: Snapshot) -> list[str]:
+        """Hold a snapshot against what is to take it; returns how the config differs, in words."""
         try:
-            differences = compare_targets(self._store, targets, snapshot)
+            chain = self._chain(snapshot)
+            known = self._config is not None
+            drift = config_drift(self._store, self._config, snapshot, fatal=self._fatal) if known else []
+            differences = [] if chain else compare_targets(self._store, live.targets, snapshot, leave=live.left)
         except (CorruptionError, IncompleteError):  # restoring it will say so, and then the next one is tried
-            return
+            return []
         if differences:
             raise mismatch(differences)
+        return [f"config: {change}" for change in drift]
+
+    def _chain(self, snapshot: Snapshot) -> list[Migrate]:
+        """The migrations that a snapshot needs."""
+        if self._schema_version is None:
+            return []
+        return self._migrations.chain(self._store.context(snapshot).schema_version, self._schema_version)
 
     def _attempt(
-        self, targets: Mapping[str, Any], snapshot: Snapshot, load: Load | None, reasons: list[str]
+        self, live: _Live, snapshot: Snapshot, known: Sequence[Snapshot], reasons: list[str]
     ) -> RestoreReport | None:
         """Restore and check one snapshot; None when it did not pass, with the reason added."""
-        try:
-            restored = load(snapshot) if load is not None else self._store.resume_into(targets, snapshot)
-        except (CorruptionError, IncompleteError) as error:
-            reasons.append(f"step {snapshot.step} cannot be restored: {error.message}")
-            return None
-        problems = run_checks(targets, self._checks)
+        damaged: dict[str, str] = {}
+        while True:
+            try:
+                chain = self._chain(snapshot)
+                restored = live.load(snapshot, damaged, self._load_migrated if chain else None)
+                break
+            except (CorruptionError, IncompleteError) as error:
+                name = error.facts.get("component")
+                if not self._may_fill(name, snapshot, live) or name in damaged:
+                    reasons.append(f"step {snapshot.step} cannot be restored: {error.message}")
+                    return None
+                damaged[str(name)] = error.message
+        older = [each for each in known if each.step < snapshot.step]
+        filled = [self._fill(name, why, live, snapshot, older) for name, why in damaged.items()]
+        problems = [each for each, is_filled in filled if not is_filled]
+        checked = {
+            name: each for name, each in live.targets.items() if name not in damaged or not isinstance(each, Reference)
+        }
+        problems += run_checks(checked, self._checks)
         if problems:
             reasons.append(f"step {snapshot.step} does not pass: {'; '.join(problems)}")
             return None
+        reasons += [each for each, _ in filled]
+        reasons += [f"{len(chain)} migrations led to schema version {self._schema_version}"] if chain else []
         return restored
+
+    def _load_migrated(self, targets: Mapping[str, Any], snapshot: Snapshot) -> None:
+        """Load a snapshot of an older schema, and move the store's handle there."""
+        load_into(
+            self._store,
+            targets,
+            snapshot,
+            schema_version=self._schema_version,
+            migrations=self._migrations,
+            is_resume=True,
+        )
+
+    def _may_fill(self, name: Any, snapshot: Snapshot, live: _Live) -> bool:
+        stored = snapshot.components.get(name)
+        is_droppable = stored is not None and stored.necessity == DROPPABLE
+        return self._policy.fill_droppable and is_droppable and live.can_leave
+
+    def _fill(
+        self, name: str, why: str, live: _Live, snapshot: Snapshot, older: Sequence[Snapshot]
+    ) -> tuple[str, bool]:
+        """Take a damaged droppable component from the nearest older snapshot: what was done, and whether it is well."""
+        target = live.targets.get(name)
+        if target is None:
+            return f"step {snapshot.step}: droppable {name!r} is damaged and not restored", True
+        if isinstance(target, Reference):
+            return f"step {snapshot.step}: the reference output {name!r} is damaged and not compared: {why}", True
+        for each in sorted(older, key=lambda each: -each.step):
+            try:
+                self._store.restore_into({name: target}, each)
+            except CasckptError:  # damaged too, of another shape, or not there: one further back may do
+                continue
+            return f"step {snapshot.step}: droppable {name!r} was taken from step {each.step}: {why}", True
+        return f"droppable {name!r} is damaged, and no older snapshot has it: {why}", False
 
     def _told(self, action: Action, failure: FailureInfo | None) -> list[str]:
         if failure is None:
             return list(action.reasons)
         at = "" if failure.step is None else f" at step {failure.step}"
         return [f"{failure.kind}{at}{': ' if failure.message else ''}{failure.message}", *action.reasons]
+
+    @contextlib.contextmanager
+    def _keeping_reads(self) -> Iterator[None]:
+        """Reads go through a spool in here; it stays when the recovery is interrupted, by a kill or by the store."""
+        if self._spool_path is None:
+            yield
+            return
+        reader, spool = self._store._keeper.reader, Spool(self._spool_path, system=self._store._system)
+        reader.spool = spool
+        try:
+            yield
+        except BaseException:
+            spool.close()
+            raise
+        else:
+            spool.remove()
+        finally:
+            reader.spool = None
 
     def _begin(self, snapshot: Snapshot | None, generation: int) -> int:
         if self._marker is None:
@@ -208,3 +313,47 @@ class RecoveryCoordinator:
         """Whether the last recovery did not come to its end, as far as its marker says."""
         last = None if self._marker is None else self._marker.read()
         return last is not None and last.state == RESTORING
+
+
+class _Live:
+    """What is restored into: plain targets, an engine's components, or whatever a function loads.
+
+    Attributes:
+        targets: component name → live object.
+        left: components that are no targets and need not be.
+        can_leave: whether single components may be left out of a load.
+    """
+
+    def __init__(self, store: Store, given: Mapping[str, Any] | CheckpointEngine, load: Load | None) -> None:
+        self._store = store
+        self._load = load
+        self._engine = given if isinstance(given, CheckpointEngine) else None
+        if isinstance(given, CheckpointEngine):
+            if given.store is not store:
+                raise InvalidInputError("the engine saves to another store than this coordinator recovers")
+            self.targets, self.left = given.targets(), given.captured_only()
+        else:
+            self.targets, self.left = dict(given), []
+        self.can_leave = load is None
+
+    def load(self, snapshot: Snapshot, without: Collection[str], migrated: LoadMigrated | None) -> RestoreReport:
+        """Fill all targets but some; by `migrated` where the snapshot is of an older schema."""
+        targets = {name: each for name, each in self.targets.items() if name not in without}
+        if migrated is not None:
+            migrated(targets, snapshot)
+            report = RestoreReport(snapshot)
+            if self._engine is not None:
+                self._engine.begin(report)
+            return report
+        if self._load is not None:
+            return self._load(snapshot)
+        if self._engine is not None:
+            return self._engine.restore(snapshot.id, leave=sorted(without))
+        return self._store.resume_into(targets, snapshot, leave=sorted(without))
+
+    def start_fresh(self) -> None:
+        """Continue from nothing; where the run has snapshots, on a branch of its own."""
+        if self._store.step is not None:
+            self._store._committer.stand_at(Position("fresh", is_fork=True))
+        if self._engine is not None:
+            self._engine.begin(RestoreReport(None))

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from casckpt.errors import IncompleteError, InvalidInputError
+from casckpt.format.snapshot import DROPPABLE
 from casckpt.ids import SnapshotId, short
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
-from casckpt.store.wholeness import WholenessCheck
+from casckpt.store.wholeness import FLAWS, WholenessCheck
 
 EMPTY, AMBIGUOUS, DAMAGED, USABLE = "empty", "ambiguous", "damaged", "usable"
 FAILURES = ("exception", "nan", "oom-kill", "eviction", "lost-head", "hang", "unknown")
@@ -87,6 +88,8 @@ class Policy(Value):
             size; None to not judge by it.
         diverged_labels: a snapshot with one of these labels has diverged.
         floor_step: nothing older is ever chosen.
+        fill_droppable: a snapshot of which only droppable components are damaged counts as whole; they are taken from
+            the next older snapshot that has them.
     """
 
     rules: tuple[Rule, ...] = DEFAULT_RULES
@@ -95,6 +98,7 @@ class Policy(Value):
     drop_max: float | None = None
     diverged_labels: Mapping[str, str] = field(default_factory=lambda: {"diverged": "true"})
     floor_step: int = 0
+    fill_droppable: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def survey(store: Store, policy: Policy) -> Situation:
         row = store._catalog.row(snapshot_id)
         if row.step < policy.floor_step or (len(found) >= CANDIDATES_MAX and policy.metric is None):
             break
-        flaw = _flaw(store, check, snapshot_id)
+        flaw = _flaw(store, check, snapshot_id, policy)
         if flaw:
             passed.append(f"step {row.step} ({short(snapshot_id)}) {flaw}")
         else:
@@ -182,11 +186,19 @@ def _survey_nothing(store: Store) -> Situation:
     return Situation(EMPTY, "nothing was ever committed to this store")
 
 
-def _flaw(store: Store, check: WholenessCheck, snapshot_id: SnapshotId) -> str:
+def _flaw(store: Store, check: WholenessCheck, snapshot_id: SnapshotId, policy: Policy) -> str:
     row = store._catalog.row(snapshot_id)
     if row.is_mixed or row.is_thinned:
         return "is mixed" if row.is_mixed else "is thinned"
     flaw = check.snapshot_flaw(snapshot_id)
+    if flaw is not None and policy.fill_droppable:
+        try:
+            content = store._catalog.load(snapshot_id)
+        except FLAWS:
+            pass  # the snapshot itself is what is damaged
+        else:
+            needed = {name: ref.manifest for name, ref in content.components.items() if ref.necessity != DROPPABLE}
+            flaw = check.first_flaw(needed)
     return "" if flaw is None else f"is not whole: {flaw.reason}"
 
 

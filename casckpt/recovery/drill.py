@@ -13,6 +13,7 @@ Faults damage the store that they are run on: give the drill a store of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -125,6 +126,7 @@ class Drill:
         self._path, self._run = store_path, run
         chosen = replace(settings or Settings(), restarts_max=_RESTARTS_MAX)
         self._supervisor = Supervisor(command, settings=chosen, environment=environment)
+        self._supervisor.be_patient(True)  # a machine that does much else is no fault; only HANG waits for a judgement
         self._faults = dict(faults or {})
         self._chance = random.Random(seed)
         self._timeout_s = timeout_s
@@ -166,12 +168,14 @@ class Drill:
             )
         if scenario in self._faults:
             return self._round_beside(scenario, before)
-        os.kill(self._supervisor.status.pid, signal.SIGSTOP)  # whatever was under way stands still, and is seen
+        self._poll(lambda: self._supervisor.status.is_running)
+        _send(self._supervisor.status.pid, signal.SIGSTOP)  # whatever was under way stands still, and is seen
         before = self._newest() or before
         fault_s = self._now_s()
         self._inject(scenario, before)
         after = self._wait(lambda newest: newest.id != before.id and newest.seq >= before.seq)
         recover_s = self._now_s() - fault_s
+        self._supervisor.be_patient(True)
         return self._judge(scenario, before, after, recover_s)
 
     def _round_beside(self, scenario: str, before: Snapshot) -> Round:
@@ -188,7 +192,8 @@ class Drill:
     def _inject(self, scenario: str, newest: Snapshot) -> None:
         pid = self._supervisor.status.pid
         if scenario == HANG:
-            return  # it stands still already; the supervisor must find out
+            self._supervisor.be_patient(False)  # it stands still already; the supervisor must find out
+            return
         if scenario in (DAMAGE, DELETE):
             with self._open() as store:
                 path = _file_of(store, newest)
@@ -196,7 +201,7 @@ class Drill:
                 os.unlink(path)
             else:
                 _flip(path)
-        os.kill(pid, signal.SIGKILL)
+        _send(pid, signal.SIGKILL)
         if scenario == KILL_RESTORING:
             self._kill_next(pid)
 
@@ -205,7 +210,7 @@ class Drill:
         before = self._generation()
         self._poll(lambda: self._supervisor.status.pid != pid and self._generation() > before)
         if self._supervisor.status.is_running:
-            os.kill(self._supervisor.status.pid, signal.SIGKILL)
+            _send(self._supervisor.status.pid, signal.SIGKILL)
 
     def _judge(self, scenario: str, before: Snapshot, after: Snapshot | None, recover_s: float) -> Round:
         if after is None:
@@ -267,6 +272,11 @@ class Drill:
                 pass
             self._wake.wait(_POLL_S)
         return False
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself: what becomes of that is judged all the same
+        os.kill(pid, number)
 
 
 def _file_of(store: Store, snapshot: Snapshot) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 
 from casckpt.errors import CasckptError
+from casckpt.recovery.beat_server import listen
 from casckpt.recovery.supervisor import Status
 from casckpt.store.inspection import Inspection
 from casckpt.store.opening import open_store
@@ -27,6 +28,10 @@ class HealthServer:
         status: of the supervisor.
         store_path: None to leave the store's numbers out.
         host, port: where to listen; port 0 takes a free one.
+
+    Raises:
+        BusyError: somebody else listens there.
+        StorageError: it cannot listen there for another reason.
     """
 
     def __init__(
@@ -34,8 +39,7 @@ class HealthServer:
     ) -> None:
         self._status = status
         self._store_path = store_path
-        self._server = ThreadingHTTPServer((host, port), _handler(self))
-        self._server.daemon_threads = True
+        self._server = listen(host, port, _handler(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="casckpt-health", daemon=True
         )
@@ -66,6 +70,7 @@ class HealthServer:
             "casckpt_restarts_total": status.restart_count,
             "casckpt_step": status.step,
             "casckpt_probe_failures": status.probe_failures,
+            "casckpt_save_failures_total": status.failed_saves,
         }
         if self._store_path is not None:
             values.update(_store_values(self._store_path))

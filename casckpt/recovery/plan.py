@@ -7,7 +7,8 @@ of cursors are read. It prints as one screen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,19 @@ from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, 
 from casckpt.recovery.loading import config_drift
 from casckpt.recovery.migrations import Migrations, registered
 from casckpt.state.differences import Difference
+from casckpt.store.draft import WORLD_SIZE
 from casckpt.store.ring_target import make_target
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
 
 _ORDER = (
+    "enumerate: {count} whole consistent snapshots, this one first",
+    "hold names, shapes, dtypes, schema and config against the live objects; refuse before anything is touched",
     "open a generation, which fences every older learner",
-    "verify and restore {size} into live objects, random streams last",
-    "check: finite weights and moments, schedules, reference outputs",
+    "read and verify {size}",
+    "fill in place: {names}",
+    "put random streams back, last of all",
+    "check: finite weights and moments, schedules, reference outputs, trial steps; else the next older snapshot",
     "post-steps: push the weights to samplers, which hold their samples until they know the version",
     "continue at the step after {step}",
 )
@@ -40,7 +46,9 @@ class RecoveryPlan(Value):
         steps: the actions in order, in words.
         obstacles: why it would be refused as things are; empty when it can go on.
         differences: (path, stored, live) of what does not fit, as far as the structures tell.
-        notes: what a person should know: drift of the config, a log ahead of the snapshot, an exhausted loader.
+        notes: what a person should know: drift of the config, a log ahead of the snapshot, an exhausted loader, another
+            number of processes.
+        world_sizes: how many processes saved the snapshot, and how many are to continue it; None where nobody said.
         read_bytes: what the restore reads and verifies.
     """
 
@@ -51,6 +59,7 @@ class RecoveryPlan(Value):
     differences: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
     read_bytes: int
+    world_sizes: tuple[int | None, int | None] = (None, None)
 
     @property
     def is_possible(self) -> bool:
@@ -70,6 +79,7 @@ class RecoveryPlan(Value):
             "differences": [list(each) for each in self.differences],
             "notes": list(self.notes),
             "read_bytes": self.read_bytes,
+            "world_sizes": list(self.world_sizes),
         }
 
     def __str__(self) -> str:
@@ -94,6 +104,7 @@ def make_plan(
     config: Any = None,
     fatal: Sequence[str] = (),
     logged_step: int | None = None,
+    world_size: int | None = None,
     allow_fresh: bool = False,
 ) -> RecoveryPlan:
     """Plan the recovery of a handle's run.
@@ -105,6 +116,7 @@ def make_plan(
         policy: the table of decisions.
         schema_version, migrations, config, fatal: see `load_into`.
         logged_step: the last step that the training's log has.
+        world_size: how many processes are to go on; None for WORLD_SIZE of the environment, as launchers set it.
         allow_fresh: see `decide`.
 
     Cost: as `survey`, and reading the structures of the chosen snapshot.
@@ -117,21 +129,36 @@ def make_plan(
         steps = ("open a generation", "start from the beginning") if action.kind == FRESH else ()
         return RecoveryPlan(action, situation, steps, action.reasons if action.kind == STOP else (), (), (), 0)
     obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
-    found = compare_targets(store, targets, snapshot) if targets is not None else []
+    is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after it
+    found = compare_targets(store, targets, snapshot) if targets is not None and not is_migrated else []
     if found:
         obstacles.append(f"{len(found)} differences between snapshot and live objects: incompatible")
     names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
     read_bytes = sum(snapshot.components[name].logical_bytes for name in names)
     notes += _log_notes(snapshot, logged_step) + _loader_notes(store, targets or {}, snapshot)
-    texts = tuple(text.format(size=f"{read_bytes:,} bytes", step=snapshot.step) for text in _ORDER)
+    facts = {"count": len(action.snapshots), "size": f"{read_bytes:,} bytes", "names": ", ".join(sorted(names))}
+    texts = tuple(text.format(step=snapshot.step, **facts) for text in _ORDER)
     differences = tuple((each.path, each.expected, each.found) for each in found)
-    return RecoveryPlan(action, situation, texts, tuple(obstacles), differences, tuple(notes), read_bytes)
+    sizes = _world_sizes(store, snapshot, world_size)
+    if None not in sizes and sizes[0] != sizes[1]:
+        notes.append(
+            f"{sizes[0]} processes saved this, {sizes[1]} are to go on: shards, streams and cursors of each process do "
+            "not line up by themselves"
+        )
+    return RecoveryPlan(action, situation, texts, tuple(obstacles), differences, tuple(notes), read_bytes, sizes)
 
 
-def compare_targets(store: Store, targets: Mapping[str, Any], snapshot: Snapshot) -> list[Difference]:
-    """What does not fit between a snapshot and live objects, by path: missing, extra and changed. Touches nothing."""
+def compare_targets(
+    store: Store, targets: Mapping[str, Any], snapshot: Snapshot, *, leave: Collection[str] = ()
+) -> list[Difference]:
+    """What does not fit between a snapshot and live objects, by path: missing, extra and changed. Touches nothing.
+
+    Args:
+        leave: components that need no target.
+    """
     content = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id)))
-    found = [Difference(name, "a component", "no target") for name in content.components if name not in targets]
+    named = {*targets, *leave}
+    found = [Difference(name, "a component", "no target") for name in content.components if name not in named]
     for name, live in targets.items():
         if name not in content.components:
             found.append(Difference(name, "nothing", "a target"))
@@ -166,6 +193,13 @@ def _context_findings(
         except MismatchError as error:
             obstacles.append(error.message)
     return obstacles, notes
+
+
+def _world_sizes(store: Store, snapshot: Snapshot, world_size: int | None) -> tuple[int | None, int | None]:
+    """Processes then and now."""
+    then, now = store.context(snapshot).environment.get("world_size", ""), os.environ.get(WORLD_SIZE, "")
+    today = world_size if world_size is not None else (int(now) if now.isdecimal() else None)
+    return int(then) if then.isdecimal() else None, today
 
 
 def _log_notes(snapshot: Snapshot, logged_step: int | None) -> list[str]:

@@ -4,21 +4,27 @@
 
 The supervisor loads nothing of the training and decides nothing about its state. It judges whether the process is dead:
 
-* it ended: exit code 0 is the end of the training, anything else a failure; SIGKILL (137) counts as an OOM kill;
-* it is *silent*: it beats (`BeatFile`), and its counter has stood still for the larger of `silence_min_s` and
-  `silence_factor` times the longest pause between two of its steps. Off before the first step, once it closed its
-  beats, and for a child that never beats; output is never judged;
+* it ended: exit code 0 is the end of the training, anything else a failure; SIGKILL (137) counts as an OOM kill, and so
+  does any failure during which the kernel killed a process of this cgroup for memory;
+* it is *silent*: it beats (an engine does by itself, others with `BeatFile`), and its counter has stood still for the
+  largest of `silence_min_s`, `silence_factor` times the longest pause between two of its steps, and what it announced
+  itself. Off before the first step, once it closed its beats, and for a child that never beats; output is never judged;
 * a health probe failed twice in a row.
+
+A child that says it was *fenced* is not started again: another learner has recovered its run, and two that recover in
+turns would fence each other for ever.
 
 The child finds CASCKPT_BEATS (where to beat), CASCKPT_FAILURE (how the last one ended, see `last_failure`) and
 CASCKPT_ATTEMPT in its environment; what to restore is the child's decision, made with the store in its hand.
 
 Restarts wait longer each time, and end after `restarts_max` of them without a step beyond the last one known. SIGTERM
-goes on to the child, which gets `term_deadline_s` to save.
+goes on to the child, which gets `term_deadline_s` to save. It is the head of a process group: what is left of the group
+when it ended (workers, the command behind a shell) is killed before it is started again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -31,14 +37,14 @@ from typing import Any
 
 import msgspec
 
-from casckpt.errors import InvalidInputError
-from casckpt.recovery.beats import BeatFile, BeatFolder
+from casckpt.engine.beats import FENCED, FOLDER, Beat, BeatFolder
+from casckpt.errors import InvalidInputError, StorageError
 from casckpt.recovery.decision import FailureInfo
+from casckpt.recovery.memory_kills import oom_kill_count
 from casckpt.storage.process import System
 
-BEATS, FAILURE, ATTEMPT = "CASCKPT_BEATS", "CASCKPT_FAILURE", "CASCKPT_ATTEMPT"
+FAILURE, ATTEMPT = "CASCKPT_FAILURE", "CASCKPT_ATTEMPT"
 GAVE_UP = 1
-_PERIOD_S = 1.0  # on this machine a beat costs a write into a page: the step that a failure names is then nearly true
 _KILLED, _TERMINATED = (-signal.SIGKILL, 128 + signal.SIGKILL), (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -73,43 +79,47 @@ class Silence:
 
     def __init__(self, min_s: float, factor: float) -> None:
         self._min_s, self._factor = min_s, factor
-        self._counter: int | None = None
-        self._news_s = self._step_s = 0.0
+        self._counters: dict[str, int] = {}
+        self._news_s = self._step_s = self._quiet_s = 0.0
         self._slowest_s = 0.0
         self.step = -1
 
-    def see(self, counter: int, step: int, now_s: float) -> None:
-        """What the last beat said."""
-        if counter == self._counter:
-            return
-        if step > self.step:
-            if self.step >= 0:
-                self._slowest_s = max(self._slowest_s, now_s - self._step_s)
-            self.step, self._step_s = step, now_s
-        self._counter, self._news_s = counter, now_s
-
-    def leave(self) -> None:
-        """It closed its beats: it is not missed until it beats again."""
-        self._counter = None
+    def see(self, beats: Mapping[str, Beat], now_s: float) -> None:
+        """Its last beats by file; a process may have several, an engine's and its own. None: it is not missed."""
+        for key, beat in beats.items():
+            if self._counters.get(key) == beat.counter:
+                continue
+            if beat.step > self.step:
+                if self.step >= 0:
+                    self._slowest_s = max(self._slowest_s, now_s - self._step_s)
+                self.step, self._step_s = beat.step, now_s
+            self._news_s, self._quiet_s = now_s, beat.quiet_s
+        self._counters = {key: beat.counter for key, beat in beats.items()}
 
     def limit_s(self) -> float:
         """How long it may be silent now."""
-        return max(self._min_s, self._factor * self._slowest_s)
+        return max(self._min_s, self._factor * self._slowest_s, self._quiet_s)
 
     def is_silent(self, now_s: float) -> bool:
-        is_expected = self.step >= 0 and self._counter is not None
+        is_expected = self.step >= 0 and bool(self._counters)
         return is_expected and now_s - self._news_s > self.limit_s()
 
 
 @dataclass
 class Status:
-    """How a supervised command is; read by the health server while it runs."""
+    """How a supervised command is; read by the health server while it runs.
+
+    Attributes:
+        step: the furthest that it told of, in any life.
+        failed_saves: over all lives.
+    """
 
     is_running: bool = False
     pid: int = 0
     restart_count: int = 0
     step: int = -1
     phase: str = ""
+    failed_saves: int = 0
     probe_failures: int = 0
     last_failure: FailureInfo | None = None
 
@@ -123,6 +133,7 @@ class Supervisor:
         probe: called every `probe_period_s`; false is a failure. See `command_probe`.
         environment: of the child; None for this process's.
         tell: called with a line of text for each thing that happens.
+        oom_kills: how many processes the kernel killed for memory so far; None when it does not tell.
     """
 
     def __init__(
@@ -133,6 +144,7 @@ class Supervisor:
         probe: Callable[[], bool] | None = None,
         environment: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        oom_kills: Callable[[], int | None] = oom_kill_count,
         system: System | None = None,
     ) -> None:
         if not command:
@@ -143,8 +155,19 @@ class Supervisor:
         self._probe = probe
         self._environment = dict(os.environ if environment is None else environment)
         self._tell = tell
+        self._oom_kills = oom_kills
         self._now_s = (system or System()).monotonic_s
         self._is_ending = threading.Event()
+        self._judging = threading.Lock()
+        self._is_patient = False
+
+    def be_patient(self, is_patient: bool) -> None:
+        """Whether silence is waited out rather than judged, from now on. Any thread.
+
+        For who makes a process stand still on purpose. What was decided before shows in `status.is_running`.
+        """
+        with self._judging:
+            self._is_patient = is_patient
 
     def end(self) -> None:
         """Ask for the end: the child gets SIGTERM and its deadline, and is not started again. Safe in a handler."""
@@ -162,10 +185,13 @@ class Supervisor:
             code, failure = self._run_once(self.status.restart_count)
             if failure is None or self._is_ending.is_set():
                 return code
+            self.status.last_failure = failure
+            if self.status.phase == FENCED:
+                self._tell("another learner has recovered this run: not started again. `casckpt log` says who")
+                return code or GAVE_UP
             is_progress = self.status.step > best_step
             row = 1 if is_progress else row + 1
             best_step = max(best_step, self.status.step)
-            self.status.last_failure = failure
             if row > self._settings.restarts_max:
                 self._tell(f"gave up: {row - 1} restarts in a row without a step beyond {best_step}")
                 return code or GAVE_UP
@@ -178,24 +204,26 @@ class Supervisor:
     def _run_once(self, attempt: int) -> tuple[int, FailureInfo | None]:
         """One life of the command: its exit code, and how it failed, if it did."""
         with tempfile.TemporaryDirectory(prefix="casckpt-beats-") as folder:
-            environment = {**self._environment, BEATS: folder, ATTEMPT: str(attempt)}
+            environment = {**self._environment, FOLDER: folder, ATTEMPT: str(attempt)}
             if self.status.last_failure is not None:
                 environment[FAILURE] = msgspec.json.encode(self.status.last_failure).decode()
+            kills_before, failed_before = self._oom_kills(), self.status.failed_saves
             try:
-                child = subprocess.Popen(self._command, env=environment)
+                child = subprocess.Popen(self._command, env=environment, start_new_session=True)
             except OSError as error:
                 message = f"{shlex.join(self._command)}: cannot be started: {error.strerror}. Check its first word."
                 raise InvalidInputError(message, command=self._command) from error
-            self.status.pid, self.status.probe_failures, self.status.is_running = child.pid, 0, True
+            self.status.pid, self.status.phase, self.status.probe_failures = child.pid, "", 0
+            self.status.is_running = True
             try:
-                reason = self._watch(child, folder)
+                reason = self._watch(child, folder, failed_before)
             finally:
                 self._end_child(child)
                 self.status.is_running = False
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        return code, self._failure(child.returncode, reason)
+        return code, self._failure(child.returncode, reason, kills_before)
 
-    def _watch(self, child: subprocess.Popen[bytes], folder: str) -> str:
+    def _watch(self, child: subprocess.Popen[bytes], folder: str, failed_before: int) -> str:
         """Wait until it ends, or must be ended: then why, in words."""
         silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
         beats = BeatFolder(folder)
@@ -203,13 +231,15 @@ class Supervisor:
         while not self._is_ending.is_set():
             try:
                 child.wait(self._settings.poll_s)
-                self._see(silence, beats)  # the last beat says how far it came
+                self._see(silence, beats, failed_before)  # the last beat says how far it came
                 return ""
             except subprocess.TimeoutExpired:
-                self._see(silence, beats)
+                self._see(silence, beats, failed_before)
             now_s = self._now_s()
-            if silence.is_silent(now_s):
-                return f"silent for more than {silence.limit_s():.3g} s after step {silence.step}"
+            with self._judging:
+                if silence.is_silent(now_s) and not self._is_patient:
+                    self.status.is_running = False
+                    return f"silent for more than {silence.limit_s():.3g} s after step {silence.step}"
             if self._probe is not None and now_s - probed_s >= self._settings.probe_period_s:
                 probed_s = now_s
                 self.status.probe_failures = 0 if self._probe() else self.status.probe_failures + 1
@@ -217,37 +247,56 @@ class Supervisor:
                     return f"{self.status.probe_failures} health probes failed in a row"
         return ""
 
-    def _see(self, silence: Silence, beats: BeatFolder) -> None:
-        watched = [pulse.beat for pulse in beats.look().values() if pulse.beat.name == self._settings.watch]
-        for beat in watched:
-            silence.see(beat.counter, beat.step, self._now_s())
-            self.status.step, self.status.phase = max(self.status.step, beat.step), beat.phase
-        if not watched:
-            silence.leave()
+    def _see(self, silence: Silence, beats: BeatFolder, failed_before: int) -> None:
+        watched: dict[str, Beat] = {}
+        with contextlib.suppress(StorageError, FileNotFoundError):  # somebody cleaned up the folder: nothing is missed
+            pulses = beats.look().items()
+            watched = {key: each.beat for key, each in pulses if each.beat.name == self._settings.watch}
+        silence.see(watched, self._now_s())
+        for beat in watched.values():
+            self.status.step = max(self.status.step, beat.step)
+            self.status.phase = beat.phase
+        if any(beat.phase == FENCED for beat in watched.values()):
+            self.status.phase = FENCED
+        failed = sum(beat.failed_saves for beat in watched.values())
+        self.status.failed_saves = max(self.status.failed_saves, failed_before + failed)
 
     def _end_child(self, child: subprocess.Popen[bytes]) -> None:
-        """End it if it runs: SIGTERM, and at the deadline SIGKILL."""
-        if child.poll() is not None:
-            return
-        child.terminate()
-        try:
-            child.wait(self._settings.term_deadline_s)
-        except subprocess.TimeoutExpired:
-            self._tell(f"did not end within {self._settings.term_deadline_s:g} s of SIGTERM: killed")
-            child.kill()
-            child.wait()
+        """End it if it runs: SIGTERM, at the deadline SIGKILL. When it failed, what is left of its group goes too."""
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(self._settings.term_deadline_s)
+            except subprocess.TimeoutExpired:
+                self._tell(f"did not end within {self._settings.term_deadline_s:g} s of SIGTERM: killed")
+                child.kill()
+                child.wait()
+        if child.returncode != 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
 
-    def _failure(self, code: int, reason: str) -> FailureInfo | None:
+    def _failure(self, code: int, reason: str, kills_before: int | None) -> FailureInfo | None:
         step = self.status.step if self.status.step >= 0 else None
+        if code == 0 and not reason:
+            return None
+        kills = self._oom_kills()
+        text = reason or (f"ended by signal {-code}" if code < 0 else f"exit code {code}")
+        if kills is not None and kills_before is not None and kills > kills_before:
+            message = f"{text}; the kernel killed {kills - kills_before} of its cgroup for memory meanwhile"
+            return FailureInfo("oom-kill", step, message)
         if reason:
             return FailureInfo("hang", step, reason)
-        if code == 0:
-            return None
+        if self.status.phase == FENCED:
+            return FailureInfo("lost-head", step, f"{text}; it was fenced")
         if code in _KILLED:
-            return FailureInfo("oom-kill", step, "killed by SIGKILL, as by the kernel when memory is out")
+            why = (
+                "as by the kernel when memory is out"
+                if kills is None
+                else "though its cgroup counts no kill for memory"
+            )
+            return FailureInfo("oom-kill", step, f"killed by SIGKILL, {why}")
         if code in _TERMINATED:
             return FailureInfo("eviction", step, "ended by SIGTERM")
-        text = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
         return FailureInfo("exception", step, text)
 
 
@@ -283,9 +332,3 @@ def last_failure(environment: Mapping[str, str] = os.environ) -> FailureInfo | N
         return FailureInfo(found["kind"], found["step"], found["message"])
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise InvalidInputError(f"{FAILURE}={text!r:.100}: expected what `casckpt run` sets. Unset it.") from error
-
-
-def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.environ) -> BeatFile | None:
-    """Where this process says that it is alive: call `beat(step)` in every turn. None without a supervisor."""
-    folder = environment.get(BEATS)
-    return None if not folder else BeatFile(folder, name, period_s=_PERIOD_S)

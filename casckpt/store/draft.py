@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from casckpt.store.settle import changed_items, plain_config, plain_labels, plai
 from casckpt.version import __version__
 
 REST = "*"  # as `inherit`: whatever the parent has beside what is given and dropped
+WORLD_SIZE = "WORLD_SIZE"  # in the environment: how many processes train together, as torchrun and others set it
 _WATCHED = ("numpy", "torch", "gymnasium")  # libraries whose versions take part in what a state means
 
 
@@ -164,8 +166,10 @@ def _check_arguments(step: int, state: Any, options: Options) -> None:
 
 
 def environment_versions() -> dict[str, str]:
-    """Versions of what takes part in making a state, as far as it is loaded."""
+    """Versions of what takes part in making a state, as far as it is loaded; and how many processes, if launched so."""
     versions = {"casckpt": __version__, "python": sys.version.split()[0]}
+    if WORLD_SIZE in os.environ:
+        versions["world_size"] = os.environ[WORLD_SIZE]
     for name in _WATCHED:
         if name in sys.modules:
             versions[name] = str(getattr(sys.modules[name], "__version__", ""))

@@ -77,7 +77,8 @@ class Store(SavesInBackground):
         self._catalog = Catalog(self._timeline, self._keeper)
         self._restorer = Restorer(self._keeper, self._catalog)
         self._leases = Leases(root, system, is_silent=read_only)
-        self._keeper.reader.pulse = self._leases.pulse
+        self.on_progress: Callable[[], None] = lambda: None  # often, by any thread, while much is read or written
+        self._keeper.reader.pulse = self._pulse
         self._committer = Committer(
             root,
             self.store_id,
@@ -104,6 +105,10 @@ class Store(SavesInBackground):
         self._keeper.open()
         self._committer.stand_at(self._chooser.head_position())
         self._committer.generation = self._catalog.generation(run).number
+
+    def _pulse(self) -> None:
+        self._leases.pulse()
+        self.on_progress()
 
     # --- commit ---
 

@@ -41,6 +41,7 @@ from tests.unit.cli_stores import call
 SECRET = "a-secret-of-this-test"
 NOW = Version(2, 7)
 WEIGHTS = np.linspace(-0.1, 0.1, WEIGHT_COUNT, dtype=np.float32).tobytes()
+TIMEOUT_S = 1500.0  # what is waited for comes within seconds, on a machine that does nothing else
 Gathered = list[tuple[Version, Rows]]
 
 
@@ -87,7 +88,7 @@ def test_samples_come_back_in_the_order_of_their_items_whoever_played_them() -> 
         items = [ask(one, "actor-0"), ask(other, "actor-1"), ask(other, "actor-1")]
         for connection, item in [(other, items[2]), (one, items[0]), (other, items[1])]:
             assert give(connection, sample_of(item)) == ""
-        found = gathered.result(timeout=200)
+        found = gathered.result(timeout=TIMEOUT_S)
     assert sorted(items) == [5, 6, 7]
     assert [rows.observation[0, 0] for _, rows in found] == [5, 6, 7]
     assert {version for version, _ in found} == {NOW}
@@ -100,7 +101,7 @@ def test_item_of_an_actor_that_died_goes_to_another() -> None:
         with connected(exchange) as other:
             assert ask(other, "actor-1") == 5
             assert give(other, sample_of(5)) == ""
-        assert len(gathered.result(timeout=200)) == 1
+        assert len(gathered.result(timeout=TIMEOUT_S)) == 1
 
 
 def test_item_of_an_actor_that_hangs_goes_to_another_and_what_it_brings_late_is_refused() -> None:
@@ -117,7 +118,7 @@ def test_item_of_an_actor_that_hangs_goes_to_another_and_what_it_brings_late_is_
         assert give(other, sample_of(first)) == ""
         assert "settled" in give(late, sample_of(first))
         assert give(other, sample_of(11 - first)) == ""
-        assert len(gathered.result(timeout=200)) == 2
+        assert len(gathered.result(timeout=TIMEOUT_S)) == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_sample_that_must_not_be_trained_on_is_refused_and_the_item_stays_open(s
         assert reason in give(connection, sample)
         assert not gathered.done()
         assert give(connection, sample_of(5)) == ""
-        ((_, rows),) = gathered.result(timeout=200)
+        ((_, rows),) = gathered.result(timeout=TIMEOUT_S)
     assert rows.observation.tolist() == [[5.0] * 4]
 
 
@@ -157,7 +158,7 @@ def test_frame_that_is_no_message_ends_the_connection_and_nothing_else() -> None
                 stranger.recv_bytes()
         assert ask(other) == 5
         assert give(other, sample_of(5)) == ""
-        assert len(gathered.result(timeout=200)) == 1
+        assert len(gathered.result(timeout=TIMEOUT_S)) == 1
 
 
 def test_item_has_one_result_whoever_plays_it_and_how_often() -> None:
@@ -185,6 +186,8 @@ class DyingGate(SampleGate):
         raise EOFError
 
 
+@pytest.mark.full
+@pytest.mark.timeout(TIMEOUT_S)
 def test_actor_whose_learner_dies_holds_its_sample_and_drops_it_for_the_next_generation(tmp_path: Path) -> None:
     module = "casckpt.demo.distributed._actor"
     command = [sys.executable, "-m", module, "--work", str(tmp_path), "--name", "actor-0", "--seed", "3"]
@@ -259,10 +262,11 @@ def test_demo_and_a_command_exclude_each_other_and_a_store_that_is_there_is_left
     assert "a store of its own" in called.err
 
 
-@pytest.mark.soak  # until it has been seen to end on an idle machine
-@pytest.mark.timeout(1200)
+@pytest.mark.full
+@pytest.mark.timeout(3 * TIMEOUT_S)
 def test_distributed_training_survives_every_fault_and_is_what_it_would_have_been_without(tmp_path: Path) -> None:
-    drill = DistributedDrill(str(tmp_path / "store"), seed=1, silence_s=15.0, timeout_s=200.0)
+    """One round of each; nothing in it is timed but the silence of the learner that was made to hang."""
+    drill = DistributedDrill(str(tmp_path / "store"), seed=1, silence_s=5.0, timeout_s=TIMEOUT_S)
     report = drill.run()
     assert [each.scenario for each in report.drill.rounds] == list(ALL_SCENARIOS)
     assert report.ok, str(report)
@@ -272,8 +276,9 @@ def test_distributed_training_survives_every_fault_and_is_what_it_would_have_bee
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(4 * 3600)
+@pytest.mark.timeout(24 * 3600)
 def test_distributed_training_survives_a_hundred_faults(tmp_path: Path) -> None:
-    drill = DistributedDrill(str(tmp_path / "store"), seed=2, silence_s=10.0, timeout_s=300.0)
+    drill = DistributedDrill(str(tmp_path / "store"), seed=2, silence_s=5.0, timeout_s=TIMEOUT_S)
     report = drill.run(ALL_SCENARIOS * 12)
+    assert len(report.drill.rounds) >= 100
     assert report.ok, str(report)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import casckpt
-from casckpt.recovery import BeatClient, BeatFile, BeatFolder, BeatServer, Version
-from casckpt.recovery.beats import Beat, decode_beat
+from casckpt.engine.beats import Beat, decode_beat
+from casckpt.recovery import BeatClient, BeatFile, BeatFolder, BeatServer, HealthServer, Version
+from casckpt.recovery.supervisor import Status
 from casckpt.storage.process import System
+from tests.unit.cli_stores import call
 
 TOKEN = "0123456789abcdef"
 
@@ -59,6 +61,38 @@ def test_beats_are_written_once_a_period_and_news_at_once(tmp_path: Path) -> Non
     beats.beat(20, phase="saving")
     assert next(iter(folder.look().values())).beat.counter == 5
     beats.close()
+
+
+def test_long_work_beats_by_itself_and_what_was_said_last_outlives_a_process_that_leaves(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = BeatFile(str(tmp_path), "learner", period_s=1, system=System(monotonic_s=clock))
+    folder = BeatFolder(str(tmp_path))
+    beats.beat(3, generation=2, phase="saving", failed_saves=1)
+    for later_s, counter in ((0.0, 1), (0.5, 1), (0.5, 2), (1.0, 3)):
+        clock.now_s += later_s
+        beats.pulse()
+        assert next(iter(folder.look().values())).beat == Beat("learner", counter, 2, 3, "saving", 1)
+    beats.leave()
+    (pulse,) = folder.look().values()
+    assert (pulse.beat.step, pulse.beat.phase) == (3, "closed")
+    assert pulse.beat.quiet_s >= 1e9
+
+
+FORKING = """
+import os, sys
+from casckpt.recovery import BeatFile
+beats = BeatFile(sys.argv[1], "learner", period_s=0)
+beats.beat(1)
+if os.fork() == 0:
+    beats.beat(9)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_forked_child_does_not_beat_for_its_parent(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True)
+    assert [pulse.beat for pulse in BeatFolder(str(tmp_path)).look().values()] == [Beat("learner", 1, step=1)]
 
 
 def test_process_that_is_gone_from_this_machine_is_dead_at_once(tmp_path: Path) -> None:
@@ -141,3 +175,16 @@ def test_learner_that_is_gone_is_a_storage_error_and_is_found_again() -> None:
     with BeatServer(lambda: Version(1, 0), token=TOKEN, port=port):
         assert client.beat() == Version(1, 0)
         client.close()
+
+
+def test_port_in_use_and_an_address_of_another_machine_are_told_apart() -> None:
+    with BeatServer(lambda: Version(0, 0), token=TOKEN) as server:
+        port = server.address[1]
+        with pytest.raises(casckpt.BusyError, match=f"{port}: cannot listen.*another port"):
+            BeatServer(lambda: Version(0, 0), token=TOKEN, port=port)
+        with pytest.raises(casckpt.BusyError, match="another port"):
+            HealthServer(Status(), port=port)
+        called = call("run", "--port", port, "--", "true")
+        assert (called.code, "another port" in called.err) == (5, True)
+    with pytest.raises(casckpt.StorageError, match="address of this machine"):
+        BeatServer(lambda: Version(0, 0), token=TOKEN, host="192.0.2.1")  # reserved for documentation

@@ -118,8 +118,17 @@ def test_snapshot_that_makes_no_sense_is_passed_over(tmp_path: Path, spoil: Any,
         assert any(message in why for why in report.reasons)
 
 
-def test_reference_output_finds_one_perturbed_weight(tmp_path: Path) -> None:
-    """The weight is put wrong between the probe and the write, as a bad assembly of segments would."""
+def perturb(weight: torch.Tensor) -> None:
+    weight[3, 5] += 0.01
+
+
+def misplace(weight: torch.Tensor) -> None:
+    weight[[3, 4]] = weight[[4, 3]].clone()
+
+
+@pytest.mark.parametrize("spoil", [perturb, misplace])
+def test_reference_output_finds_one_perturbed_weight_and_one_misplaced_row(tmp_path: Path, spoil: Any) -> None:
+    """The weights are put wrong between the probe and the write, as a bad assembly of segments would."""
     inputs = torch.ones(1, WIDTH)
 
     def with_reference() -> dict[str, Any]:
@@ -135,12 +144,12 @@ def test_reference_output_finds_one_perturbed_weight(tmp_path: Path) -> None:
         good = Reference(lambda: state["policy"](inputs).detach())
         recorded = good.state_dict()
         with torch.no_grad():
-            state["policy"].weight[3, 5] += 0.01
+            spoil(state["policy"].weight)
         store.commit(3, {**state, "reference": recorded})
     with open_store(tmp_path / "store") as store:
         report = RecoveryCoordinator(store).recover(with_reference())
         assert report.step == 2
-        assert any("reference output differs by 0.01" in why for why in report.reasons)
+        assert any("reference output differs by" in why for why in report.reasons)
         with pytest.raises(casckpt.InvalidInputError, match="no reference"):
             Reference(lambda: inputs).problems()
 
@@ -158,7 +167,16 @@ def test_trial_steps_must_be_finite_and_move_neither_rng_nor_live_objects(tmp_pa
     assert TrialSteps(step, count=3)(state) == []
     assert TrialSteps(step, count=3, change_max=1.0)(state) == []
     assert "move policy by" in TrialSteps(step, count=3, change_max=1e-6)(state)[0]
+    assert "expected 1 to inf" in TrialSteps(step, count=3, change_min=1.0)(state)[0]
     assert "step 1 of 2: the loss is nan" in TrialSteps(lambda trial: float("nan"))(state)[0]
+
+    def break_down(trial: Any) -> float:
+        torch.randn(3)
+        assert set(trial) == {"policy", "optimizer"}
+        raise ZeroDivisionError("no steps")
+
+    found = TrialSteps(break_down, only=["policy", "optimizer"])(state)
+    assert found == ["trial step 1 of 2: ZeroDivisionError: no steps"]
     assert id(state["policy"]) not in seen
     assert torch.equal(state["policy"].weight, weights)
     assert torch.equal(torch.get_rng_state(), drawn)

@@ -15,8 +15,17 @@ import numpy as np
 import pytest
 
 import casckpt
-from casckpt.recovery import FailureInfo, HealthServer, Settings, Supervisor, command_probe, last_failure
-from casckpt.recovery.supervisor import Silence, Status, supervised_beats
+from casckpt.recovery import (
+    Beat,
+    FailureInfo,
+    HealthServer,
+    Settings,
+    Supervisor,
+    command_probe,
+    last_failure,
+    supervised_beats,
+)
+from casckpt.recovery.supervisor import Silence, Status
 from tests.unit.cli_stores import call
 from tests.unit.stores import open_store
 
@@ -24,7 +33,7 @@ FAST = Settings(
     restarts_max=3, backoff_s=0.001, poll_s=0.01, silence_min_s=0.3, probe_period_s=0.0, term_deadline_s=0.3
 )
 
-PATIENT = replace(FAST, silence_min_s=300.0)  # a loaded machine pauses a child for long
+PATIENT = replace(FAST, silence_min_s=1e9)  # a loaded machine pauses a child for long
 
 
 def shell(script: str, folder: Path) -> list[str]:
@@ -86,9 +95,18 @@ attempt = int(os.environ["CASCKPT_ATTEMPT"])
 
 @pytest.mark.full
 def test_hung_command_is_ended_and_started_again() -> None:
-    hang = "if attempt == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN); beats.beat(2, phase='p'); signal.pause()\n"
+    """It says one thing and then nothing, and does not listen to SIGTERM; its second life ends at once."""
+    script = """
+import os, signal
+if os.environ["CASCKPT_ATTEMPT"] == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from casckpt.recovery import supervised_beats
+    beats = supervised_beats()
+    beats.beat(2, phase="training")
+    signal.pause()
+"""
     told: list[str] = []
-    supervisor = Supervisor(python(BEATING + hang + "beats.close()\n"), settings=FAST, tell=told.append)
+    supervisor = Supervisor(python(script), settings=replace(FAST, silence_factor=1.0), tell=told.append)
     assert supervisor.run() == 0
     assert any("killed" in line for line in told)
     failure = supervisor.status.last_failure
@@ -114,24 +132,46 @@ def test_child_that_never_beats_is_never_silent(tmp_path: Path) -> None:
     assert Supervisor(shell(script, tmp_path), settings=settings).run() == 0
 
 
+def said(counter: int, step: int, *, quiet_s: float = 0.0, file: str = "one") -> dict[str, Beat]:
+    return {file: Beat("learner", counter, step=step, quiet_s=quiet_s)}
+
+
 def test_silence_is_judged_by_the_slowest_step_and_not_before_the_first() -> None:
     silence = Silence(min_s=30, factor=10)
-    silence.see(0, -1, 0.0)
+    silence.see(said(0, -1), 0.0)
     assert not silence.is_silent(1e9)  # setting up may take any time
-    silence.see(1, 0, 100.0)
+    silence.see(said(1, 0), 100.0)
     assert (silence.is_silent(130.0), silence.is_silent(130.1)) == (False, True)
     for counter, step, now_s in ((2, 1, 101.0), (3, 2, 109.0), (4, 3, 110.0)):
-        silence.see(counter, step, now_s)
+        silence.see(said(counter, step), now_s)
     assert silence.limit_s() == 80.0
     assert (silence.is_silent(190.0), silence.is_silent(190.1)) == (False, True)
-    silence.see(5, 3, 180.0)  # an announced phase: no step, but a sign of life
+    silence.see(said(5, 3), 180.0)  # an announced phase: no step, but a sign of life
     assert not silence.is_silent(260.0)
-    silence.see(5, 3, 259.0)  # the same beat read again is no sign
+    silence.see(said(5, 3), 259.0)  # the same beat read again is no sign
     assert silence.is_silent(260.1)
-    silence.leave()
+    silence.see({}, 261.0)  # it closed its beats
     assert not silence.is_silent(1e9)
-    silence.see(5, 3, 300.0)
+    silence.see(said(5, 3), 300.0)
     assert (silence.is_silent(380.0), silence.is_silent(380.1)) == (False, True)
+
+
+def test_phase_that_announces_how_long_it_takes_is_waited_for_and_no_longer() -> None:
+    silence = Silence(min_s=30, factor=10)
+    silence.see(said(1, 5), 0.0)
+    silence.see(said(2, 5, quiet_s=600), 1.0)
+    assert (silence.is_silent(601.0), silence.is_silent(601.1)) == (False, True)
+    silence.see(said(3, 5), 500.0)  # it is over
+    assert (silence.is_silent(530.0), silence.is_silent(530.1)) == (False, True)
+
+
+def test_process_with_two_files_of_beats_is_silent_when_both_are() -> None:
+    silence = Silence(min_s=30, factor=10)
+    silence.see({**said(1, 5, file="engine"), **said(9, 5, file="own")}, 0.0)
+    silence.see({**said(1, 5, file="engine"), **said(10, 5, file="own")}, 20.0)
+    for now_s in (21.0, 50.0):  # looked at again and again, as a supervisor does
+        silence.see({**said(1, 5, file="engine"), **said(10, 5, file="own")}, now_s)
+    assert (silence.is_silent(50.0), silence.is_silent(50.1)) == (False, True)
 
 
 def test_two_failed_probes_in_a_row_end_the_command(tmp_path: Path) -> None:
@@ -155,10 +195,35 @@ def test_command_probes_by_exit_code() -> None:
         command_probe(" ")
 
 
+def test_what_is_left_of_a_command_that_failed_is_ended_before_it_is_started_again(tmp_path: Path) -> None:
+    """A worker behind the shell would keep the memory of the device."""
+    script = 'if [ "$CASCKPT_ATTEMPT" = 0 ]; then sleep 600 & echo $! > worker; exit 1; fi'
+    assert Supervisor(shell(script, tmp_path), settings=FAST).run() == 0
+    with contextlib.suppress(FileNotFoundError):  # of the dead, at most a process that nobody waited for is left
+        assert Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline").read_bytes() == b""
+
+
+def test_learner_that_was_fenced_is_not_started_again(tmp_path: Path) -> None:
+    script = """
+import sys
+from casckpt.recovery import supervised_beats
+open(sys.argv[1], "a").write("x")
+supervised_beats().beat(7, phase="fenced")
+sys.exit(4)
+"""
+    told: list[str] = []
+    command = [*python(script), str(tmp_path / "lives")]
+    supervisor = Supervisor(command, settings=PATIENT, tell=told.append, oom_kills=lambda: None)
+    assert supervisor.run() == 4
+    assert (tmp_path / "lives").read_text() == "x"
+    assert supervisor.status.last_failure == FailureInfo("lost-head", 7, "exit code 4; it was fenced")
+    assert "another learner has recovered this run" in told[-1]
+
+
 @pytest.mark.full
 def test_end_gives_the_child_its_deadline_and_starts_nothing_again(tmp_path: Path) -> None:
     script = 'trap "echo saved > end; exit 0" TERM; echo ready > ready; while :; do sleep 0.05; done'
-    supervisor = Supervisor(shell(script, tmp_path), settings=Settings(poll_s=0.01, term_deadline_s=30))
+    supervisor = Supervisor(shell(script, tmp_path), settings=Settings(poll_s=0.01, term_deadline_s=1e6))
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
     thread.start()
@@ -169,6 +234,29 @@ def test_end_gives_the_child_its_deadline_and_starts_nothing_again(tmp_path: Pat
     thread.join()
     assert codes == [0]
     assert (tmp_path / "end").read_text() == "saved\n"
+
+
+def test_end_during_the_pause_before_a_restart_ends_it(tmp_path: Path) -> None:
+    settings = replace(FAST, backoff_s=1e6, backoff_max_s=1e6)
+    supervisor = Supervisor(shell("echo x >> lives; exit 3", tmp_path), settings=settings, tell=lambda text: end())
+
+    def end() -> None:  # as a handler of SIGTERM does, once it was said that it starts again
+        supervisor.end()
+
+    assert supervisor.run() == 3
+    assert (tmp_path / "lives").read_text() == "x\n"
+
+
+def test_folder_of_beats_that_somebody_cleaned_up_ends_no_training(tmp_path: Path) -> None:
+    script = """
+import os, shutil
+from casckpt.recovery import supervised_beats
+supervised_beats().beat(5)
+shutil.rmtree(os.environ["CASCKPT_BEATS"])
+"""
+    supervisor = Supervisor(python(script), settings=PATIENT)
+    assert supervisor.run() == 0
+    assert supervisor.status.restart_count == 0
 
 
 def test_command_that_cannot_be_started_is_an_error_and_not_a_loop() -> None:
@@ -215,11 +303,12 @@ def test_health_is_that_of_the_command() -> None:
 def test_metrics_are_those_of_the_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         store.commit(7, {"w": np.zeros(3)})
-    with served(Status(True, restart_count=2, step=9), str(tmp_path / "store")) as connection:
+    with served(Status(True, restart_count=2, step=9, failed_saves=4), str(tmp_path / "store")) as connection:
         code, text = get(connection, "/metrics")
         values = dict(line.split(" ") for line in text.splitlines())
         assert code == 200
         assert (values["casckpt_step"], values["casckpt_restarts_total"]) == ("9", "2")
+        assert values["casckpt_save_failures_total"] == "4"
         assert values["casckpt_newest_snapshot_step"] == "7"
         assert float(values["casckpt_newest_snapshot_age_seconds"]) >= 0
         assert float(values["casckpt_disk_free_bytes"]) > 0

@@ -135,7 +135,11 @@ class DistributedDrill:
                 raise AlreadyExistsError(f"{path} is there already. Give the drill a store of its own.", path=path)
         self._seed, self._timeout_s, self._tell = seed, timeout_s, tell
         self._settings = Settings(
-            silence_min_s=silence_s, backoff_s=0.05, poll_s=_POLL_S, term_deadline_s=min(silence_s, 5.0)
+            silence_min_s=silence_s,
+            silence_factor=1.0,
+            backoff_s=0.05,
+            poll_s=_POLL_S,
+            term_deadline_s=min(silence_s, 5.0),
         )
         self._chance = random.Random(seed)
         self._key = secrets.token_hex()

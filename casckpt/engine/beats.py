@@ -7,11 +7,16 @@ folder, the same beats go over HTTP (`beat_server`).
 
 This is the run's own state: nothing of it is part of the store, and nothing is synced. A beat that is read while it is
 written counts as no news.
+
+Under a supervisor (`casckpt run`) the environment names the folder; an engine then beats by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -23,17 +28,29 @@ from casckpt.storage.fs import read_file
 from casckpt.storage.process import System, owner_of
 from casckpt.store.catalog import check_name
 
+FENCED = "fenced"  # the phase of a process whose run somebody else has recovered
+FOLDER = "CASCKPT_BEATS"  # in the environment: where a supervisor looks for beats
 _SIZE = 1024  # of a file, padded, so that a beat is one write
+_FOR_EVER_S = 1e9
+_SUPERVISED_PERIOD_S = 1.0  # here a beat costs a write into a page; the step that a failure names is then nearly true
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """What a process says of itself. `phase` is for people: "training", "saving", "evaluating"."""
+    """What a process says of itself.
+
+    Attributes:
+        phase: for people: "training", "saving"; FENCED when it may not commit any more.
+        failed_saves: how many of its saves failed.
+        quiet_s: how long nothing may be heard of it from now on, for a phase that is known to be long.
+    """
 
     name: str
     counter: int
     generation: int = 0
     step: int = -1
     phase: str = ""
+    failed_saves: int = 0
+    quiet_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,13 +89,13 @@ class Liveness:
 
 
 class BeatFile:
-    """The writer's side. One per process and name; made again in a forked child.
+    """The writer's side. One per process and name; made again in a forked child. Thread-safe.
 
     Args:
         folder: that the observers read; made when it is not there.
         name: of this process in the training: "learner", "actor-3".
-        period_s: how often `beat` writes at most, whenever it is called; a change of phase or generation is written at
-            once.
+        period_s: how often `beat` writes at most, whenever it is called; a change of phase, generation or failures is
+            written at once.
     """
 
     def __init__(
@@ -91,23 +108,39 @@ class BeatFile:
         identity = self._system.lease_path("").rpartition("/")[2]
         self._path = f"{folder}/{check_name(name, 'process')}@{identity}"
         self._file = fs.create(self._path)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._last = Beat(name, 0)
         self._write_s = self._system.monotonic_s()
         self._write()
 
-    def beat(self, step: int = -1, *, generation: int = 0, phase: str = "") -> None:
-        """Say that this process is alive. Cheap: call it in every turn of the loop.
+    def beat(
+        self, step: int = -1, *, generation: int = 0, phase: str = "", failed_saves: int = 0, quiet_s: float = 0.0
+    ) -> None:
+        """Say that this process is alive, and how far it is; see `Beat`. Cheap: call it in every turn of the loop.
 
         Raises:
             StorageError: the beat could not be written.
         """
+        self._say(Beat(self._last.name, 0, generation, step, phase[:200], failed_saves, quiet_s))
+
+    def pulse(self) -> None:
+        """Say that it is alive, and what it said last: something long goes on.
+
+        Raises:
+            StorageError: the beat could not be written.
+        """
+        self._say(self._last)
+
+    def _say(self, said: Beat) -> None:
         now_s = self._system.monotonic_s()
-        is_news = (generation, phase) != (self._last.generation, self._last.phase)
-        if now_s - self._write_s < self._period_s and not is_news:
+        known = msgspec.structs.replace(self._last, counter=said.counter, step=said.step)
+        if (now_s - self._write_s < self._period_s and said == known) or os.getpid() != self._pid:
             return
-        self._write_s = now_s
-        self._last = Beat(self._last.name, self._last.counter + 1, generation, step, phase[:200])
-        self._write()
+        with self._lock:
+            self._write_s = now_s
+            self._last = msgspec.structs.replace(said, counter=self._last.counter + 1)
+            self._write()
 
     def _write(self) -> None:
         body = msgspec.json.encode(self._last)
@@ -118,6 +151,21 @@ class BeatFile:
         with contextlib.suppress(StorageError, FileNotFoundError):
             self._system.file_system.unlink(self._path)
         self._file.close()
+
+    def leave(self) -> None:
+        """Say good-bye and let what was said last stand, for a supervisor who asks how far this process came."""
+        phase = self._last.phase if self._last.phase == FENCED else "closed"
+        self._say(msgspec.structs.replace(self._last, phase=phase, quiet_s=_FOR_EVER_S))
+        self._file.close()
+
+
+def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.environ) -> BeatFile | None:
+    """Where this process says that it is alive: call `beat(step)` in every turn. None without a supervisor.
+
+    A `CheckpointEngine` makes one by itself.
+    """
+    folder = environment.get(FOLDER)
+    return None if not folder else BeatFile(folder, name, period_s=_SUPERVISED_PERIOD_S)
 
 
 class BeatFolder:

@@ -1,0 +1,73 @@
+"""An engine's signs of life under a supervisor: its steps, what it announces, and how saves and restores get on.
+
+Without a supervisor there is nothing to say, and nothing is done. A beat that cannot be written is logged once and
+never stops a training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from casckpt.engine.beats import FENCED, BeatFile, supervised_beats
+from casckpt.engine.saves import Counts
+from casckpt.errors import FencedError, StorageError
+from casckpt.store.generations import own_generation
+from casckpt.store.store import Store
+
+log = logging.getLogger("casckpt.engine")
+
+
+class Alive:
+    """What one engine says. Reads and writes of its store count as signs of life too, while it is open."""
+
+    def __init__(self, store: Store, counts: Counts) -> None:
+        self._store, self._counts = store, counts
+        self._file: BeatFile | None = None
+        self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
+        self._is_told = False
+        self._try(self._open)
+
+    def _open(self) -> None:
+        self._file = supervised_beats()
+        if self._file is not None:
+            self._store.on_progress = self.pulse
+
+    def say(self, *, step: int | None = None, phase: str = "", quiet_s: float = 0.0) -> None:
+        """A step, or a phase that begins.
+
+        Args:
+            step: None while it is as before.
+            phase: for people.
+            quiet_s: how long nothing may be heard from now on.
+        """
+        self._step = self._step if step is None else step
+        file, facts = self._file, (own_generation(self._store), self._counts.failed)
+        if file is not None:
+            self._try(
+                lambda: file.beat(self._step, generation=facts[0], phase=phase, failed_saves=facts[1], quiet_s=quiet_s)
+            )
+
+    def say_failed(self, error: BaseException) -> None:
+        """A save failed; that this learner was fenced is what a supervisor must know."""
+        is_fenced = isinstance(error, FencedError) or isinstance(error.__cause__, FencedError)
+        self.say(phase=FENCED if is_fenced else "save failed")
+
+    def pulse(self) -> None:
+        """Something long goes on. Any thread."""
+        if self._file is not None:
+            self._try(self._file.pulse)
+
+    def close(self) -> None:
+        """Say good-bye: from here on nobody is missed."""
+        file, self._file = self._file, None
+        if file is not None:
+            self._try(file.leave)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (StorageError, FileNotFoundError) as error:
+            if not self._is_told:
+                self._is_told = True
+                log.warning("the supervisor cannot be told that this training is alive: %s", error)
