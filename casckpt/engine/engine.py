@@ -283,8 +283,8 @@ class CheckpointEngine:
         """State changes in here: `step` and `save` are refused, and `request_save` waits for the next safe point.
 
         Raises:
-            MismatchError: the first time after a restore, when a random stream of an `RngState` moved since; `moved`
-                names it. Something was built after the restore that seeds or draws.
+            MismatchError: the first time after a restore (not a fresh start), when a random stream of an `RngState`
+                moved since; `moved` names it. Something was built after the restore that seeds or draws.
         """
         guards, self._guards = self._guards, []
         for guard in guards:
@@ -381,7 +381,7 @@ class CheckpointEngine:
         if reseed is not None:
             for rng in streams:
                 self._saves.labels |= rng.reseed(reseed)
-        self._guards = [RngGuard(rng) for rng in streams]
+        self._guards = [] if report.is_fresh else [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
 
     def targets(self) -> dict[str, Any]:

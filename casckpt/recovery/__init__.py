@@ -31,8 +31,6 @@ from casckpt.store.generations import Generation, list_generations, open_generat
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
 
 __all__ = [
-    "DEFAULT_CHECKS",
-    "FENCED",
     "Action",
     "Beat",
     "BeatClient",
@@ -40,9 +38,11 @@ __all__ = [
     "BeatFolder",
     "BeatServer",
     "Bisection",
+    "DEFAULT_CHECKS",
     "Divergence",
     "Drill",
     "DrillReport",
+    "FENCED",
     "FailureInfo",
     "Frontier",
     "Generation",
