@@ -14,11 +14,11 @@
 Sits on engine and store; whatever it changes, it changes through them.
 """
 
-from casckpt.engine.beats import FENCED, Beat, BeatFile, BeatFolder, Pulse, supervised_beats
+from casckpt.engine.beats import Beat, BeatFile, BeatFolder, Pulse, supervised_beats
 from casckpt.recovery.beat_server import BeatClient, BeatServer
 from casckpt.recovery.bisection import Bisection, bisect_check, command_check
 from casckpt.recovery.checks import Reference, TrialSteps, find_nonfinite, find_schedule_gaps
-from casckpt.recovery.coordinator import DEFAULT_CHECKS, RecoveryCoordinator, RecoveryReport
+from casckpt.recovery.coordinator import RecoveryCoordinator, RecoveryReport
 from casckpt.recovery.decision import Action, FailureInfo, Policy, Rule, Situation, decide, survey
 from casckpt.recovery.drill import Drill, DrillReport
 from casckpt.recovery.health import HealthServer
@@ -38,11 +38,9 @@ __all__ = [
     "BeatFolder",
     "BeatServer",
     "Bisection",
-    "DEFAULT_CHECKS",
     "Divergence",
     "Drill",
     "DrillReport",
-    "FENCED",
     "FailureInfo",
     "Frontier",
     "Generation",

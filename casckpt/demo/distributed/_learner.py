@@ -32,8 +32,8 @@ from casckpt.demo.distributed._messages import (
     rows_of,
     write_addresses,
 )
+from casckpt.engine.beats import FENCED
 from casckpt.recovery import (
-    FENCED,
     BeatFile,
     BeatServer,
     Frontier,
