@@ -35,6 +35,7 @@ NAME_SIZE_MAX = 200  # run, branch, tag and component names, in UTF-8 bytes: the
 # --- replay ---
 SEGMENT_SIZE_MIN = MIB  # rows that one commit stores together, in bytes: cut smaller, columns lie in mixed chunks
 SEGMENT_SIZE_MAX = 16 * MIB  # what a ring may hold of rows that are gone, and a restore that needs one row looks up
+PICTURE_CHUNK_SIZE = 4 * MIB  # of segments with pictures: a sixth smaller than in chunks of 1 MiB, and twice as fast
 SEGMENT_SHARE = 16  # of a ring's capacity: the same bound for small rings
 GROUP_LEVEL_MAX = 8  # groups of groups: 32**8 segments
 

@@ -6,6 +6,7 @@ and no others, the newest first where order is free. Everything handed out is ne
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,7 @@ class RingView:
             NotFoundError: no such column.
             CorruptionError, IncompleteError: the rows are damaged or not here.
         """
+        start, stop = whole(start), whole(stop)
         if not self._first <= start <= stop <= self.total:
             raise InvalidInputError(
                 f"rows {start} to {stop}: this ring holds {self._first} to {self.total}", start=start, stop=stop
@@ -115,7 +117,7 @@ class RingView:
         Raises:
             As `rows`.
         """
-        numbers = [int(row) for row in rows]
+        numbers = [whole(row) for row in rows]
         outside = [row for row in numbers if not self._first <= row < self.total]
         if outside:
             raise InvalidInputError(f"rows {outside[:5]}: this ring holds {self._first} to {self.total}", rows=outside)
@@ -182,14 +184,14 @@ class RingView:
                 writers' clocks.
 
         Raises:
-            InvalidInputError: a negative number.
+            InvalidInputError: a negative number; rows that are no integer.
         """
         for name, value in (("rows", rows), ("max_age_s", max_age_s)):
-            if value is not None and value < 0:
+            if value is not None and not value >= 0:
                 raise InvalidInputError(f"{name}={value}: expected at least 0, or None for everything")
         first = self._first
         if rows is not None:
-            first = max(first, self.total - rows)
+            first = max(first, self.total - whole(rows))
         if max_age_s is not None:
             since_step = max(self._source.first_step_within(max_age_s), since_step or 0)
         if since_step is not None:
@@ -307,6 +309,18 @@ def allocate(columns: Sequence[tuple[str, Column]], row_count: int) -> tuple[dic
     held = LeafMemory(structure, range(len(leaves)))
     memory = {name: held.blocks[leaf.block] for name, leaf in zip(names, leaves, strict=True) if leaf.block >= 0}
     return memory, lambda: {name: held.leaf(at) for at, name in enumerate(names)}
+
+
+def whole(number: Any) -> int:
+    """A number of rows, of whatever integer type.
+
+    Raises:
+        InvalidInputError: it is no integer.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise InvalidInputError(f"{number!r} is no row number: expected an integer") from None
 
 
 def piece_row_count(columns: Mapping[str, Column]) -> int:

@@ -31,7 +31,7 @@ from casckpt.format.snapshot import (
     Snapshot,
 )
 from casckpt.ids import ObjectId
-from casckpt.limits import CHUNK_SIZE_MAX, NODE_FANOUT, PREDICTED_SIZE_MIN
+from casckpt.limits import NODE_FANOUT, PREDICTED_SIZE_MIN
 from casckpt.objects.chunks import ChunkTask
 from casckpt.objects.writer import ObjectWriter
 from casckpt.replay.ring import StoredRing
@@ -184,7 +184,7 @@ class Components:
     def _chunk_size_of(self, key: str, captured: Captured) -> int:
         if not is_segment(key):
             return self._chunk_size
-        return segment_chunk_size(captured.structure, CHUNK_SIZE_MAX if self._is_raw(key) else self._chunk_size)
+        return segment_chunk_size(captured.structure, self._chunk_size, is_raw=self._is_raw(key))
 
     def _is_raw(self, key: str) -> bool:
         return is_segment(key) and key.partition(SEPARATOR)[0] in self._raw

@@ -8,7 +8,6 @@ for a sampled batch, are decoded once and a bounded number of them is kept.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import itertools
 import threading
 from bisect import bisect_right
@@ -159,13 +158,13 @@ class RingReader:
         if self._snapshot_id is None:
             raise InvalidInputError(f"component {self.name!r}: read without its snapshot, so that ages are not known")
         own = catalog.info(self._snapshot_id)
-        oldest = own.created_at - datetime.timedelta(seconds=age_s)
+        oldest = own.created_at.timestamp() - age_s
         first = 0
         for step in sorted({node.step for node in self._nodes}):
             snapshot_id = catalog.find_step(own.run, own.branch, step)
             with contextlib.suppress(CorruptionError, IncompleteError, NotFoundError):
                 if snapshot_id is not None:
-                    if catalog.info(snapshot_id).created_at >= oldest:
+                    if catalog.info(snapshot_id).created_at.timestamp() >= oldest:
                         break
                     first = step + 1
         return first

@@ -29,7 +29,7 @@ from casckpt.format.snapshot import (
 from casckpt.format.structure import VERSION, Structure, decode_structure, encode_structure
 from casckpt.format.structure import Mapping as MappingNode
 from casckpt.ids import ObjectId, short
-from casckpt.limits import CHUNK_SIZE_MIN
+from casckpt.limits import CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, PICTURE_CHUNK_SIZE
 from casckpt.objects.chunks import ChunkTask, Sibling
 from casckpt.objects.writer import ObjectWriter
 from casckpt.replay.ring import Take
@@ -50,10 +50,20 @@ def is_segment(key: str) -> bool:
     return SEPARATOR in key
 
 
-def segment_chunk_size(structure: Structure, chunk_size: int) -> int:
-    """Where the payload of a segment is cut: after whole rows of its widest column, if a chunk holds one."""
-    widths = [prod(leaf.shape[1:]) * itemsize_of(leaf.kind, leaf.dtype) for leaf in structure.leaves]
-    width = max(widths, default=0) or 1
+def segment_chunk_size(structure: Structure, chunk_size: int, *, is_raw: bool) -> int:
+    """Where the payload of a segment is cut: after whole rows of its widest column, if a chunk holds one.
+
+    `chunk_size` is that of the store. What is to be mapped is cut as little as can be; pictures are cut into larger
+    chunks, for they repeat within one.
+    """
+    from casckpt.codec.frames import frames_of
+
+    items = [(leaf.shape[1:], itemsize_of(leaf.kind, leaf.dtype)) for leaf in structure.leaves]
+    width = max((prod(shape) * size for shape, size in items), default=0) or 1
+    if is_raw:
+        chunk_size = CHUNK_SIZE_MAX
+    elif any(frames is not None and frames.width for frames in (frames_of(*item) for item in items)):
+        chunk_size = max(chunk_size, PICTURE_CHUNK_SIZE)
     return max(chunk_size - chunk_size % width, CHUNK_SIZE_MIN) if width <= chunk_size else chunk_size
 
 

@@ -192,7 +192,7 @@ def _add_torchrl(buffer: Any, rng: np.random.Generator) -> None:
     }
     buffer.extend(framework("tensordict").TensorDict(row, [1]))
     if hasattr(buffer.sampler, "_sum_tree"):
-        buffer.update_priority(torch.tensor([int(rng.integers(0, len(buffer)))]), torch.from_numpy(rng.random(1)))
+        buffer.update_priority(torch.tensor([int(rng.integers(0, len(buffer)))]), torch.tensor([float(rng.random())]))
 
 
 def _draw_torchrl(buffer: Any) -> list[Any]:
