@@ -40,6 +40,20 @@ def test_constructor_that_reseeds_after_a_restore_is_named_at_the_first_update(s
         assert caught.value.moved == ["numpy", "own"]
 
 
+def test_new_run_may_seed_after_the_restore_that_found_nothing(store_path: Any) -> None:
+    own = random.Random(2)
+    with (
+        casckpt.open(store_path, create=True) as store,
+        engine_of(store, casckpt.RngState(own=own)) as engine,
+    ):
+        assert engine.restore().is_fresh
+        np.random.seed(0)
+        own.seed(3)
+        with engine.update():
+            drawn = own.random()
+        assert drawn == random.Random(3).random()
+
+
 def test_draws_of_training_are_no_accident(store_path: Any) -> None:
     saved(store_path)
     own = random.Random(2)
