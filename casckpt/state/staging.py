@@ -85,7 +85,8 @@ class _Slot:
             self.offsets.append(position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
         if position > self.capacity:
-            self.buffer = None  # the old one goes before the new one comes
+            self.buffer = self.extents = self.pairs = None  # the old one goes before the new one comes, if it does
+            self.capacity = 0
             self.buffer, self.address = _allocate(position)
             self.capacity, self.is_locked = position, False
         if device is not None and not self.is_locked:
@@ -161,9 +162,17 @@ def _allocate(size: int) -> tuple[Any, int]:
     """Memory of this process alone with all of its pages touched, and the address of its first page.
 
     Large ones lie in huge pages where the system has them: fewer faults now, and fewer misses in every copy.
+
+    Raises:
+        MemoryError: there is not so much.
     """
     kind = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    memory = mmap.mmap(-1, size, **kind)
+    try:
+        memory = mmap.mmap(-1, size, **kind)
+    except OSError as error:
+        raise MemoryError(
+            f"{size} bytes for a copy of a component: {error}. Register less, or save durably."
+        ) from error
     if size >= _HUGE_FROM and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel that has none
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -287,6 +287,24 @@ def test_every_page_of_the_memory_is_there_and_it_begins_with_one() -> None:
         assert bytes(buffer) == b"\x01" * size and address % mmap.PAGESIZE == 0
 
 
+def test_slot_that_could_not_grow_is_made_anew_by_the_next_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = Staging(slot_count=1)
+    small, large = capture("c", {"a": torch.ones(10)}), capture("c", {"a": torch.ones(1 << 20)})
+    staging.release(staging.stage([small]))
+    with monkeypatch.context() as patch:
+
+        def refuse(*arguments: Any, **options: Any) -> Any:
+            raise OSError(12, "Cannot allocate memory")
+
+        patch.setattr(module.mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="4194304 bytes for a copy of a component"):
+            staging.stage([large])
+    for captured in (small, large, small):
+        (copy,) = staged = staging.stage([captured])
+        assert contents(copy) == contents(captured)
+        staging.release(staged)
+
+
 @pytest.mark.full
 def test_memory_belongs_to_one_process_alone() -> None:
     code = (
