@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, PREDICTION, RAW, ZSTD, Encoded
-from casckpt.codec.models import ADAM_WEIGHT, FIRST_MOMENT, ROUNDING, SECOND_MOMENT
+from casckpt.codec.models import ADAM_WEIGHT, CENTERED_STEP, FIRST_MOMENT, ROUNDING, SECOND_MOMENT, SQUARES
 from casckpt.errors import InvalidInputError
 
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDING: 5}
+PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDING: 5, SQUARES: 20, CENTERED_STEP: 17}
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them

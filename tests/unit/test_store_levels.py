@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import casckpt
+from casckpt.codec.contract import DIFFERENCE
 from casckpt.codec.level import COST_UNIT, DEPTH_MAX, LEVELS, OPENING_SIZE
 from casckpt.errors import InvalidInputError
 from casckpt.index.tables import Place
@@ -119,6 +120,33 @@ def test_decoding_cost_of_every_step_of_a_long_history_is_what_the_level_allows(
 
 
 @pytest.mark.full
+@pytest.mark.full
+@pytest.mark.parametrize("level", LEVELS)
+def test_tensors_of_every_dtype_come_back_from_differences_of_every_density(store_path: Path, level: str) -> None:
+    """Any bits: NaNs of all payloads and subnormal numbers among them; none, a few or all items change."""
+    names = ("bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
+    names += ("complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64")
+    rng = np.random.default_rng(3)
+    bits = {name: rng.integers(0, 256, 1 << 17, np.uint8) for name in names}
+    expected: dict[int, dict[str, bytes]] = {}
+    with open_store(store_path, level=level, chunk_size=65_536) as store:
+        for step, density in enumerate((1.0, 0.0, 0.001, 0.03, 0.3, 0.5, 1.0, 0.01)):
+            for name in names:
+                size = getattr(torch, name).itemsize
+                changed = np.repeat(rng.random(len(bits[name]) // size) < density, size)
+                bits[name] = np.where(changed, bits[name] + rng.integers(0, 4, len(changed), np.uint8), bits[name])
+                bits[name] &= 1 if name == "bool" else 255
+            expected[step] = {name: each.tobytes() for name, each in bits.items()}
+            tensors = {name: torch.from_numpy(each.copy()).view(getattr(torch, name)) for name, each in bits.items()}
+            store.commit(step, {"a": tensors})
+        codecs = {place.codec for _, place in _places(store)}
+        assert DIFFERENCE in codecs
+        for step, kept in expected.items():
+            found = store.restore(step)["a"]
+            assert {name: each.view(torch.uint8).numpy().tobytes() for name, each in found.items()} == kept
+            assert {name: str(each.dtype) for name, each in found.items()} == {name: f"torch.{name}" for name in names}
+
+
 def test_counts_after_retiring_are_those_of_what_remains(store_path: Path) -> None:
     with open_store(store_path, chunk_size=4096) as store:
         for step in range(12):
