@@ -173,7 +173,7 @@ class Collection:
             dead_files = dict(leftovers(store))
             self._retire()
         unfinished = {bytes.fromhex(each.pack) for each in self._plan.packs if each.what == "unfinished"}
-        if unfinished or self._plan.recoded_count or may_have_garbage(store, self._plan._compaction):
+        if self._plan.packs or self._plan.recoded_count or may_have_garbage(store, self._plan._compaction):
             yield from self._wait()
             with store._writing("collect"):
                 self._condemn(unfinished)

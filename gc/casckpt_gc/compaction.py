@@ -54,8 +54,8 @@ class Compaction:
         allowed = self.waste_share_max * sum(pack.size_bytes for pack in packs.values())
         by_share = sorted(packs.items(), key=lambda each: (each[1].needed_bytes / each[1].size_bytes, each[1].pack_id))
         for number, pack in by_share:
-            is_sparse = pack.needed_bytes <= self.needed_share_max * pack.size_bytes
-            is_wanted = number in merged or is_sparse or (wasted > allowed and pack.dead_bytes)
+            is_sparse = pack.needed_bytes <= self.needed_share_max * pack.size_bytes or wasted > allowed
+            is_wanted = number in merged or (is_sparse and pack.dead_bytes)
             if number in found or not is_wanted:
                 continue
             if pack.needed_bytes > left:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from casckpt_gc.collect import Report
 
 _STEP_MAX = (1 << 63) - 1
+_OVERHEAD = 4096  # bytes of a pack of a few small records that are header and footer: no reason to rewrite it
 
 
 @dataclass(frozen=True)
@@ -369,17 +370,13 @@ def check_plausible(store: Store, mark: Mark, packs: Iterable[PackState]) -> Non
 def may_have_garbage(store: Store, compaction: Compaction | None) -> bool:
     """By the counts kept in the index: whether some pack has lost all that was live in it, or enough of it."""
     share = 0.0 if compaction is None else compaction.needed_share_max
-    tiny = total = filled = 0
+    tiny = 0
     with store._keeper.kv.read() as txn:
         for key, row in txn.scan("packs"):
             _, size = decode_pack_row(row)
             if size == CONDEMNED:
                 continue
-            fill = read_fill(txn, key_number(key))
-            if fill <= share * size:
+            if read_fill(txn, key_number(key)) <= max(0, share * (size - _OVERHEAD)):
                 return True
             tiny += compaction is not None and size < compaction.tiny_size_bytes
-            total, filled = total + size, filled + fill
-    if compaction is None:
-        return False
-    return tiny >= compaction.tiny_count_min or total - filled > compaction.waste_share_max * total
+    return compaction is not None and tiny >= compaction.tiny_count_min

@@ -40,14 +40,14 @@ def numbered(first: int, count: int) -> Any:
 
 
 def collect_ten_dead(path: Path, chunk_count: int) -> Counter[str]:
-    """Operations of a collection of one retired commit of 20 chunks, beside `chunk_count` that stay."""
+    """Operations of a collection that lets one commit of 20 chunks go, beside `chunk_count` that stay."""
     disk = Counting()
     with open_store(path, chunk_size=CHUNK, system=System(file_system=disk)) as store:
         parts = range(0, chunk_count, 10_000)
         names = [f"part{first}" for first in parts]
         for step, first in enumerate(parts, 1):
             state = {f"part{first}": {"x": numbered(first, min(10_000, chunk_count - first))}}
-            store.commit(step, state, inherit="*")
+            store.commit(step, state, inherit="*", necessity=dict.fromkeys(state, "reloadable"))
         steps = len(parts)
         for step in (steps + 1, steps + 2):
             store.commit(step, {"small": {"x": noise(step, 20 * CHUNK // 4)}}, inherit=names)
@@ -55,11 +55,11 @@ def collect_ten_dead(path: Path, chunk_count: int) -> Counter[str]:
             store.retire(step)
         disk.counts.clear()
         report = collect(store, Retention(latest=1))
-        assert (report.condemned_count, report.rewritten_bytes) == (1, 0)
+        assert report.condemned_count == 1 and report.rewritten_bytes < 2 * CHUNK  # a structure that both have
         found = disk.counts.copy()
         disk.counts.clear()
         collect(store, Retention(latest=1))
-        assert disk.counts["bytes written"] == 0 and disk.counts["open"] <= 20
+        assert disk.counts["bytes written"] == 0 and disk.counts["open"] <= 8
         assert np.array_equal(store.restore()["part0"]["x"], numbered(0, min(10_000, chunk_count)))
     return found
 

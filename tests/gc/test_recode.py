@@ -32,15 +32,17 @@ SIZE = 100_000  # float32: a difference of these is too large to lie in an entry
 NEVER = Compaction(held_share_max=float("inf"))
 
 
-def moving(step: int, *, share: float = 1e-6) -> dict[str, Any]:
-    """Weights at a step: all of them moved a little with each."""
+def moving(count: int) -> dict[int, dict[str, Any]]:
+    """Weights at each step: all of them moved a little with each."""
     weights = noise(5, SIZE).astype(np.float64)
-    for at in range(2, step + 1):
-        weights += share * noise(100 + at, SIZE)
-    return {"policy": {"w": weights.astype(np.float32)}}
+    states = {}
+    for step in range(1, count + 1):
+        states[step] = {"policy": {"w": weights.astype(np.float32)}}
+        weights = weights + 1e-6 * noise(100 + step, SIZE)
+    return states
 
 
-STATES = {step: moving(step) for step in range(1, 13)}
+STATES = moving(12)
 
 
 def commit_chain(path: Path, count: int, *, level: str = "small", states: dict[int, Any] = STATES) -> None:

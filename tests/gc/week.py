@@ -132,7 +132,7 @@ class Outcome:
         live_bytes, held_bytes: of records.
         folder_excess, pack_excess: bytes of the folder, and of packs alone, ÷ what is needed of them.
         file_count: files of the store, index aside.
-        times: by operation, its median seconds, and ÷ those in a store of ten commits.
+        times: by operation, its median seconds of processor time, and ÷ those in a store of ten commits.
     """
 
     commit_counts: dict[str, int]
@@ -160,7 +160,10 @@ class Outcome:
             f"live {self.live_bytes / 1e6:.1f} MB, held {self.held_bytes / 1e6:.1f} MB (÷ live: {self.held_share:.2f})",
             f"folder ÷ (live + held): {self.folder_excess:.3f}; packs alone: {self.pack_excess:.3f}",
         ]
-        lines += [f"{name}: {seconds * 1e3:.1f} ms, × {ratio:.2f}" for name, (seconds, ratio) in self.times.items()]
+        lines += [
+            f"{name}: {seconds * 1e3:.1f} ms of processor time, × {ratio:.2f}"
+            for name, (seconds, ratio) in self.times.items()
+        ]
         return "\n".join(lines)
 
 
@@ -266,7 +269,7 @@ def _sizes(path: str) -> dict[str, int]:
 
 
 def _compare(folder: Path) -> dict[str, tuple[float, float]]:
-    """What a user waits for, after the week and in a store of ten commits, by turns."""
+    """Processor time of what a user waits for, after the week and in a store of ten commits, by turns."""
     short = str(folder / "short")
     with casckpt.open(short, create=True, run="agent") as store:
         for step in range(1, 11):
@@ -279,14 +282,14 @@ def _compare(folder: Path) -> dict[str, tuple[float, float]]:
     }
     took: dict[tuple[str, str], list[float]] = {}
     for _, (name, path) in itertools.product(range(9), paths.items()):
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         with casckpt.open(path, run="agent") as store:
-            took.setdefault(("open", name), []).append(time.perf_counter() - started_s)
+            took.setdefault(("open", name), []).append(time.process_time() - started_s)
             store.resume(only=["counters"])
             for act, do in acts.items():
-                started_s = time.perf_counter()
+                started_s = time.process_time()
                 do(store)
-                took.setdefault((act, name), []).append(time.perf_counter() - started_s)
+                took.setdefault((act, name), []).append(time.process_time() - started_s)
     found = {}
     for act in ("open", *acts):
         long_s, short_s = (statistics.median(took[act, name]) for name in paths)
