@@ -25,6 +25,7 @@ from casckpt_gc.retention import AnyOf, Retention, Thinning
 if TYPE_CHECKING:
     from casckpt.store.store import Store
 
+PATROL_S = 5.0  # at most, or one pack: who closes waits for it
 EVERY_COMMITS = 50  # a collection looks at every object: dear beside one commit, cheap beside so many
 
 
@@ -114,7 +115,7 @@ class Maintenance:
                 return  # what is left is found by the next collection
         self.error, self.report = None, collection.report()
         if self._patrol_bytes:
-            self.patrolled = patrol(own, budget_bytes=self._patrol_bytes)
+            self.patrolled = patrol(own, budget_bytes=self._patrol_bytes, budget_s=PATROL_S)
             if self.patrolled.findings:
                 warnings.warn(f"damage was found: {self.patrolled}", StoreWarning, stacklevel=1)
         self._watch(own)
