@@ -41,7 +41,7 @@ from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.engine.templates import CoverageReport
-from casckpt.errors import AlreadyExistsError, InvalidInputError, SaveFailedError, StepOrderError
+from casckpt.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SaveFailedError, StepOrderError
 from casckpt.format.entry import MetricValue
 from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.state.rng import RngState
@@ -190,8 +190,18 @@ class CheckpointEngine:
         return cover(self._components.values(), chosen, found, strict=strict)
 
     def drop(self, name: str) -> None:
-        """Leave a component out of the next snapshot and all that follow it. Waits for saves under way."""
+        """Leave a component out of the next snapshot and all that follow it. Waits for saves under way.
+
+        Raises:
+            NotFoundError: neither this engine nor the snapshot that it continues has it.
+            Otherwise as `wait`.
+        """
         self.wait()
+        known = {*self._components, *self._saves.known(), *self._saves.dropped}
+        if name not in known:
+            raise NotFoundError(
+                f"component {name!r}: there is none to drop. There are {', '.join(sorted(known)) or 'none'}.", name=name
+            )
         self._components.pop(name, None)
         self._saves.dropped.add(name)
 

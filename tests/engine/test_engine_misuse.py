@@ -15,7 +15,7 @@ import torch
 
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.engine.strategy import Recent, SaveStrategy
-from casckpt.errors import AlreadyExistsError, BusyError, InvalidInputError
+from casckpt.errors import AlreadyExistsError, BusyError, InvalidInputError, NotFoundError
 from tests.engine.clocks import GATE_TIMEOUT_S, Clock, Disk, open_timed
 from tests.unit.stores import open_store
 
@@ -232,6 +232,8 @@ def test_name_is_taken_once_and_free_again_when_it_was_dropped(store: Any, clock
     engine.register("counters", second, EVERY)
     engine.save(2, async_mode=False)
     assert store.restore(2) == {"counters": {"n": 2}}
+    with pytest.raises(NotFoundError, match=r"component 'countrs': there is none to drop. There are counters"):
+        engine.drop("countrs")
 
 
 def test_request_and_what_is_due_outlive_a_provider_that_raises(store: Any, clock: Clock) -> None:
