@@ -20,6 +20,7 @@ PACK_TARGET_SIZE = 64 * MIB  # large enough for streaming, small enough for a co
 INLINE_LIMIT = 64 * 1024  # commits with no more new stored bytes live inside their timeline entry: one durable file
 ENTRY_SIZE_MAX = 4 * MIB  # a timeline entry larger than this is refused before it is read
 ENTRIES_PER_SHARD = 1000  # timeline files per folder, so that listing on doubt stays small
+ENTRIES_PER_EPOCH = 100  # sealed into one file: a hundredth of the files, and a small store has few that wait
 OBJECT_SIZE_MAX = 64 * MIB  # structures and manifests of state with very many leaves; chunks are far smaller
 RECORD_ALIGNMENT = 64  # payloads in packs start on a cache line, so raw Arrow segments can be mapped
 PACK_COUNT_PER_ENTRY_MAX = 65536

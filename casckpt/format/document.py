@@ -15,8 +15,9 @@ from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN
 FORMAT_VERSION = 1
 COLLECTED = "collected"  # entries of kind `prune`, `thin` or `condemn`
 GENERATIONS = "generations"  # entries of kind `generation`
+SEALED = "sealed"  # entries of kind `seal`, and epochs
 SUPERSEDED = "superseded"  # entries of kind `supersede`
-KNOWN_FEATURES: frozenset[str] = frozenset({COLLECTED, GENERATIONS, SUPERSEDED})
+KNOWN_FEATURES: frozenset[str] = frozenset({COLLECTED, GENERATIONS, SEALED, SUPERSEDED})
 
 
 class Features(msgspec.Struct, frozen=True):

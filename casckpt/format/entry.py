@@ -25,8 +25,8 @@ from casckpt.ids import DIGEST_SIZE, PACK_ID_SIZE, EntryDigest, StoreId
 from casckpt.limits import ENTRY_SIZE_MAX, PACK_COUNT_PER_ENTRY_MAX
 
 MAGIC = b"CASENTR1"
-_HEADER = struct.Struct("<8sQQQ16s")
-HEADER_SIZE = _HEADER.size + 16  # 64
+ENTRY_HEADER = struct.Struct("<8sQQQ16s")
+HEADER_SIZE = ENTRY_HEADER.size + 16  # 64
 TRAILER_SIZE = DIGEST_SIZE
 STEP_MAX = (1 << 63) - 1
 MetricValue = bool | int | float | str
@@ -122,7 +122,25 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, tag="generation")
     reasons: list[str]
 
 
-Body = Create | Commit | Supersede | Annotate | Tag | Retire | Prune | Thin | Condemn | Generation
+class EpochRef(msgspec.Struct, frozen=True, array_like=True):
+    """An epoch (`epoch`): its number, the size of its file in bytes, its digest."""
+
+    number: int
+    size: int
+    digest: bytes
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
+    """The entries of these epochs, which follow one another and the one sealed last, have no inlined objects any more.
+
+    `replacements` are packs that hold copies of those that are needed.
+    """
+
+    epochs: list[EpochRef]
+    replacements: list[PackRef]
+
+
+Body = Create | Commit | Supersede | Annotate | Tag | Retire | Prune | Thin | Condemn | Generation | Seal
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +169,7 @@ class Entry(msgspec.Struct, frozen=True):
     records: list[InlineRecord]
     digest: EntryDigest
     size: int
+    is_sealed: bool = False  # read from an epoch: objects that were inlined in it are left out
 
 
 def encode_entry(seq: int, store_id: StoreId, envelope: Envelope, records: list[tuple[RecordHeader, bytes]]) -> bytes:
@@ -163,14 +182,20 @@ def encode_entry(seq: int, store_id: StoreId, envelope: Envelope, records: list[
     inline = b"".join(
         part for header, payload in records for part in (encode_header(header, is_aligned=False), payload)
     )
-    fixed = _HEADER.pack(MAGIC, seq, len(body), len(inline), store_id)
-    content = b"".join((fixed, check16(fixed), body, inline))
-    if len(content) + TRAILER_SIZE > ENTRY_SIZE_MAX:
+    encoded = frame_entry(seq, store_id, body, inline)
+    if len(encoded) > ENTRY_SIZE_MAX:
         raise InvalidInputError(
-            f"timeline entry {seq}: {len(content)} bytes, at most {ENTRY_SIZE_MAX} are allowed. Use fewer components "
+            f"timeline entry {seq}: {len(encoded)} bytes, at most {ENTRY_SIZE_MAX} are allowed. Use fewer components "
             "or shorter names, and put large tables into the state.",
             seq=seq,
         )
+    return encoded
+
+
+def frame_entry(seq: int, store_id: StoreId, body: bytes, inline: bytes) -> bytes:
+    """The whole file, of an encoded envelope and encoded records."""
+    fixed = ENTRY_HEADER.pack(MAGIC, seq, len(body), len(inline), store_id)
+    content = b"".join((fixed, check16(fixed), body, inline))
     return content + digest(content)
 
 
@@ -187,7 +212,7 @@ def decode_entry(data: bytes, seq: int, what: str) -> Entry:
         raise CorruptionError(f"{what}: not a timeline entry (starts with {bytes(data[:8])!r})", what=what, seq=seq)
     if digest(memoryview(data)[:-TRAILER_SIZE]) != data[-TRAILER_SIZE:]:
         raise CorruptionError(f"{what}: digest mismatch. Run `casckpt verify`.", what=what, seq=seq)
-    _, found_seq, body_size, inline_size, store_id = _HEADER.unpack_from(data)
+    _, found_seq, body_size, inline_size, store_id = ENTRY_HEADER.unpack_from(data)
     if found_seq != seq:
         raise CorruptionError(f"{what}: holds entry {found_seq}, expected {seq}", what=what, seq=seq)
     if HEADER_SIZE + body_size + inline_size + TRAILER_SIZE != len(data):
@@ -219,6 +244,13 @@ def _check_body(body: Body, what: str) -> None:
         _check_packs(body.replacements, what)
         if len(body.packs) > PACK_COUNT_PER_ENTRY_MAX or any(len(each) != PACK_ID_SIZE for each in body.packs):
             raise CorruptionError(f"{what}: malformed list of condemned packs", what=what)
+        return
+    if isinstance(body, Seal):
+        _check_packs(body.replacements, what)
+        numbers = [each.number for each in body.epochs]
+        is_run = bool(numbers) and numbers == list(range(max(0, numbers[0]), numbers[0] + len(numbers)))
+        if not is_run or any(len(each.digest) != DIGEST_SIZE or each.size < 0 for each in body.epochs):
+            raise CorruptionError(f"{what}: malformed list of epochs", what=what)
         return
     if isinstance(body, Prune):
         if not body.snapshots or any(len(each) != DIGEST_SIZE for each in body.snapshots):

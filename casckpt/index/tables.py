@@ -3,7 +3,7 @@
 ========== ============================ ==========================================================================
 table      key                          value
 ========== ============================ ==========================================================================
-meta       name                         MessagePack (`applied`, `bad`, `pending`, counters)
+meta       name                         MessagePack (`applied`, `bad`, `pending`, `epoch`, counters)
 objects    object id                    count u32, then places: where records of the object are, preferred first
 packs      pack number u32              pack id 16, size u64
 pack_ids   pack id 16                   pack number u32
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from casckpt.format import wire
-from casckpt.format.entry import MetricValue
+from casckpt.format.entry import EpochRef, MetricValue
 from casckpt.format.pack import PackRow
 from casckpt.format.record import RecordHeader
 from casckpt.ids import DIGEST_SIZE, ObjectId, SnapshotId
@@ -68,6 +68,7 @@ CONDEMNED = (1 << 64) - 1  # size, in `packs`, of one that a collector has conde
 PENDING = b"pending:"  # meta keys: then the pack id
 UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its table
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
+EPOCH = b"epoch:"  # meta keys: then the epoch's number, 8 bytes
 GENERATION = b"generation:"  # meta keys: then run, NUL and number, 8 bytes
 
 
@@ -298,8 +299,24 @@ def read_fill(txn: KvReader, number: int) -> int:
     return _U64.unpack(found)[0] if found else 0
 
 
+def put_epoch(txn: KvWriter, ref: EpochRef) -> None:
+    """Note an epoch that an entry names."""
+    put_struct(txn, "meta", EPOCH + ref.number.to_bytes(8, "big"), ref)
+
+
+def epoch_refs(txn: KvReader) -> list[EpochRef]:
+    """All epochs that entries name, ascending by number."""
+    return read_meta(txn, EPOCH, EpochRef)
+
+
+def epoch_count(txn: KvReader) -> int:
+    """How many epochs are sealed: their numbers are those below."""
+    found: int | None = get_struct(txn, "meta", b"sealed", int)
+    return found or 0
+
+
 def last_condemned(txn: KvReader) -> int:
-    """Number of the newest entry that condemned packs; -1 before the first."""
+    """Number of the newest entry that condemned packs or sealed entries; -1 before the first."""
     found: int | None = get_struct(txn, "meta", b"condemned", int)
     return -1 if found is None else found
 

@@ -17,8 +17,9 @@ Neither hides the others.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from casckpt.errors import CasckptError, CorruptionError
@@ -31,6 +32,7 @@ from casckpt.format.entry import (
     PackRef,
     Prune,
     Retire,
+    Seal,
     Supersede,
     Tag,
     Thin,
@@ -62,6 +64,7 @@ from casckpt.index.tables import (
     encode_object,
     encode_pack_row,
     encode_snap,
+    epoch_count,
     generation_key,
     get_struct,
     inline_offset,
@@ -71,16 +74,18 @@ from casckpt.index.tables import (
     next_number,
     number_key,
     place_of,
+    put_epoch,
     put_struct,
     run_prefix,
 )
+from casckpt.objects.epochs import entries_of
 
 ReadObject = Callable[[ObjectId, KvWriter], bytes]
 
 
 class PackGone(Exception):
-    """A pack was condemned, and swept before this index heard of it: what it held, and what manifests in it counted, is
-    not known any more. The index is to be made anew."""
+    """A pack was condemned, and swept before this index heard of it, or entries were sealed before it applied them:
+    what they held, and what manifests in them counted, is not known any more. The index is to be made anew."""
 
 
 class PackSource(Protocol):
@@ -91,6 +96,9 @@ class PackSource(Protocol):
 
     def rows(self, pack_id: bytes) -> Sequence[PackRow]:
         """All rows that can be found; none when the pack is missing or not a pack."""
+
+    def inlined(self, seqs: Iterable[int]) -> set[ObjectId] | None:
+        """Ids of the objects inlined in these entries; None when the file of one is gone or unreadable."""
 
 
 def is_consistent(snapshot: Snapshot) -> bool:
@@ -131,6 +139,24 @@ def add_pack(txn: KvWriter, pack_id: bytes, size: int, rows: Sequence[PackRow]) 
     )
 
 
+def inlined_ids(entry: Entry) -> set[ObjectId]:
+    """Ids of the objects that an entry carries, its snapshot aside."""
+    return {ObjectId(record.header.object_id) for record in entry.records if record.header.kind != SNAPSHOT}
+
+
+def add_inlined(txn: KvWriter, entry: Entry) -> None:
+    """Make the records that an entry carries findable, but for its snapshot's."""
+    inline = [
+        (
+            record.header.object_id,
+            place_of(record.header, INLINE, inline_offset(entry.seq, record.offset), record.header.bases),
+        )
+        for record in entry.records
+        if record.header.kind != SNAPSHOT
+    ]
+    _add_places(txn, inline)
+
+
 def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: ReadObject) -> None:
     """Add what `entry` says.
 
@@ -163,6 +189,8 @@ def apply_entry(txn: KvWriter, entry: Entry, packs: PackSource, read_object: Rea
         _apply_thin(txn, body, read_object)
     elif isinstance(body, Condemn):
         _apply_condemn(txn, entry.seq, body, packs)
+    elif isinstance(body, Seal):
+        _apply_seal(txn, entry.seq, body, packs)
     elif isinstance(body, Generation):
         put_struct(txn, "meta", generation_key(body.run, body.number), GenerationRow(body.number, entry.seq))
 
@@ -185,15 +213,7 @@ def _apply_commit(
     txn: KvWriter, entry: Entry, body: Commit | Supersede, packs: PackSource, read_object: ReadObject
 ) -> None:
     _add_named(txn, entry.seq, body.packs, packs)
-    inline = [
-        (
-            record.header.object_id,
-            place_of(record.header, INLINE, inline_offset(entry.seq, record.offset), record.header.bases),
-        )
-        for record in entry.records
-        if record.header.kind != SNAPSHOT
-    ]
-    _add_places(txn, inline)
+    add_inlined(txn, entry)
     found = snapshot_of(entry)
     assert found is not None
     snapshot_id, snapshot = found
@@ -293,25 +313,46 @@ def _apply_condemn(txn: KvWriter, seq: int, body: Condemn, packs: PackSource) ->
                 rows = packs.rows(pack_id)
                 if not rows and packs.size(pack_id) == -1:
                     raise PackGone
-                _remove_places(txn, number, rows)
+                ids = {row.object_id for row in rows}
+                _remove_places(txn, functools.partial(_is_in_pack, number), ids or None)
             txn.delete("meta", PENDING + pack_id)
             txn.delete("fill", key)
         txn.put("packs", key, encode_pack_row(pack_id, CONDEMNED))
     put_struct(txn, "meta", b"condemned", seq)
 
 
-def _remove_places(txn: KvWriter, number: int, rows: Sequence[PackRow]) -> None:
-    """Take the records of the pack with this number out of the look-up tables.
+def _apply_seal(txn: KvWriter, seq: int, body: Seal, packs: PackSource) -> None:
+    """Objects inlined in the sealed entries are found in packs from here on, or not at all."""
+    _add_named(txn, seq, body.replacements, packs)
+    start, stop = epoch_count(txn), max(epoch_count(txn), body.epochs[-1].number + 1)
+    for ref in body.epochs:
+        put_epoch(txn, ref)
+    put_struct(txn, "meta", b"sealed", stop)
+    seqs = range(entries_of(start).start, entries_of(stop).start)
+    _remove_places(txn, functools.partial(_is_inline_below, seqs.stop), packs.inlined(seqs))
+    put_struct(txn, "meta", b"condemned", seq)
 
-    Without `rows`, as of a pack that became unreadable, every object is looked at.
+
+def _is_in_pack(number: int, place: Place) -> bool:
+    return place.pack_no == number
+
+
+def _is_inline_below(seq: int, place: Place) -> bool:
+    return place.is_inline and place.entry_seq < seq
+
+
+def _remove_places(txn: KvWriter, is_gone: Callable[[Place], bool], object_ids: Collection[bytes] | None) -> None:
+    """Take records that are gone out of the look-up tables.
+
+    Where it is not known of which objects they are, as of a pack that became unreadable, every object is looked at.
     """
-    ids = list({row.object_id: None for row in rows})
-    found = zip(ids, txn.get_many("objects", ids), strict=True) if ids else txn.scan("objects")
+    ids = list(object_ids or ())
+    found = zip(ids, txn.get_many("objects", ids), strict=True) if object_ids is not None else txn.scan("objects")
     changed: dict[bytes, tuple[int, list[Place]]] = {}
     edges: Counter[ObjectId] = Counter()
     for object_id, row in found:
         count, places = decode_object(row) if row else (0, [])
-        left = [place for place in places if place.pack_no != number]
+        left = [place for place in places if not is_gone(place)]
         if len(left) < len(places):
             changed[object_id] = count, left
             if count:

@@ -13,12 +13,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from casckpt.errors import CasckptError, CorruptionError, InvalidInputError, StorageError, StoreWarning
+from casckpt.errors import (
+    CasckptError,
+    CorruptionError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+    StoreWarning,
+)
 from casckpt.format.entry import Entry
 from casckpt.format.pack import PackRow
-from casckpt.ids import NO_DIGEST, StoreId
+from casckpt.ids import NO_DIGEST, ObjectId, StoreId
 from casckpt.index.kv import Kv, KvWriter, MemoryKv
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import (
@@ -31,16 +39,18 @@ from casckpt.index.tables import (
     BadEntry,
     Pending,
     decode_pack_row,
+    epoch_count,
     last_condemned,
     put_bad,
     read_applied,
     read_meta,
 )
-from casckpt.objects.apply import PackGone, add_pack, apply_entry, mark_applied
+from casckpt.objects.apply import PackGone, add_inlined, add_pack, apply_entry, inlined_ids, mark_applied
+from casckpt.objects.epochs import entries_of, epoch_of
 from casckpt.objects.packs import list_packs, pack_path, read_rows
 from casckpt.objects.reader import ObjectReader
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import FileSystem, is_about_file
+from casckpt.storage.fs import is_about_file
 
 _ENTRIES_PER_TRANSACTION = 2000  # bounds the dirty pages of a rebuild
 
@@ -127,7 +137,7 @@ class IndexKeeper:
             )
 
     def _apply_next(self, own: Entry | None, rows: Mapping[bytes, Sequence[PackRow]]) -> int:
-        packs = _Packs(self._timeline.fs, self._root, self._store_id, rows)
+        packs = _Packs(self._timeline, rows)
         with self.kv.write() as txn:
             applied = read_applied(txn) or Applied(-1, NO_DIGEST, [])
             seq = applied.seq
@@ -137,19 +147,23 @@ class IndexKeeper:
                 if found is None and not self._timeline.exists(seq + 1):
                     break
                 seq += 1
-                digest = self._apply_one(txn, seq, found, packs, self.reader)
+                digest, is_sealed = self._apply_one(txn, seq, found, packs, self.reader)
+                if is_sealed:
+                    raise PackGone
             mark_applied(txn, seq, digest, applied.gaps)
         return seq
 
-    def _apply_one(self, txn: KvWriter, seq: int, entry: Entry | None, packs: _Packs, reader: ObjectReader) -> bytes:
-        """Apply one entry, or note that it is bad; returns what the next entry links to."""
+    def _apply_one(
+        self, txn: KvWriter, seq: int, entry: Entry | None, packs: _Packs, reader: ObjectReader
+    ) -> tuple[bytes, bool]:
+        """Apply one entry, or note that it is bad; returns what the next entry links to, and whether it is sealed."""
         try:
             entry = entry or self._timeline.read(seq)
             apply_entry(txn, entry, packs, reader.read)
         except CorruptionError as error:
-            put_bad(txn, BadEntry(seq, _entry_size(self._timeline, seq), str(error)))
-            return self._timeline.link_digest(seq)
-        return entry.digest
+            put_bad(txn, BadEntry(seq, self._timeline.size(seq), str(error)))
+            return self._timeline.link_digest(seq), False
+        return entry.digest, entry.is_sealed
 
     def _apply_from_listing(self) -> None:
         """Before writing: entries beyond a number that is missing (a copy under way) must be seen, or their numbers
@@ -189,7 +203,7 @@ class IndexKeeper:
 
     def _is_doubtful(self) -> bool:
         """Whether the last entry is another one, or something that was missing or unreadable has changed since."""
-        fs, timeline = self._timeline.fs, self._timeline
+        timeline = self._timeline
         try:
             with self.kv.read() as txn:
                 applied = read_applied(txn)
@@ -197,13 +211,13 @@ class IndexKeeper:
                 bad = read_meta(txn, BAD, BadEntry)
         except CasckptError:
             return True
-        packs = _Packs(fs, self._root, self._store_id, {})
+        packs = _Packs(self._timeline, {})
         return (
             applied is None
             or self._is_of_another_history(applied)
             or any(timeline.exists(seq) for seq in applied.gaps)
             or any(packs.has_changed(row) for row in pending)
-            or any(_entry_size(timeline, row.seq) != row.found_size or self._is_readable(row.seq) for row in bad)
+            or any(timeline.size(row.seq) != row.found_size or self._is_readable(row.seq) for row in bad)
         )
 
     def _is_of_another_history(self, applied: Applied) -> bool:
@@ -283,11 +297,11 @@ class IndexKeeper:
         Where one is lost, all packs that are here are looked into: it must not take objects away from later snapshots.
         Otherwise those that no entry names are no part of the store.
 
-        Where packs were condemned, the others are looked into first: a manifest may lie in a later pack than that of
-        the commit that needs it.
+        Where packs were condemned or entries sealed, the others are looked into first: a manifest may lie in a later
+        one than that of the commit that needs it.
         """
         fs = self._timeline.fs
-        packs = _Packs(fs, self._root, self._store_id, {})
+        packs = _Packs(self._timeline, {})
         self._apply_all(kv, at_least, packs)
         with kv.read() as txn:
             applied = read_applied(txn)
@@ -295,6 +309,7 @@ class IndexKeeper:
             if is_whole and last_condemned(txn) < 0:
                 return
             known = dict(decode_pack_row(row) for _, row in txn.scan("packs"))
+            sealed = epoch_count(txn)
         with kv.write() as txn:
             _clear(txn)
             for pack_id in list_packs(fs, self._root):
@@ -302,21 +317,36 @@ class IndexKeeper:
                 rows = packs.rows(pack_id) if is_wanted else ()
                 if rows:
                     add_pack(txn, pack_id, packs.size(pack_id), rows)
+            for seq in self._timeline.file_numbers(entries_of(sealed).start) if sealed else ():
+                with contextlib.suppress(CorruptionError, NotFoundError):
+                    add_inlined(txn, self._timeline.read(seq))
         self._apply_all(kv, at_least, packs)
 
     def _apply_all(self, kv: Kv, at_least: int, packs: _Packs) -> None:
+        """Everything that is here, in order.
+
+        Raises:
+            PackGone: entries were sealed meanwhile, and the entry that says so is not among those applied.
+        """
         reader = ObjectReader(self._root, self._timeline, lambda: kv)
         numbers = self._timeline.numbers()
         digest: bytes = NO_DIGEST
+        last_sealed = -1
         for start in range(0, len(numbers), _ENTRIES_PER_TRANSACTION):
             with kv.write() as txn:
                 for seq in numbers[start : start + _ENTRIES_PER_TRANSACTION]:
-                    digest = self._apply_one(txn, seq, None, packs, reader)
+                    digest, is_sealed = self._apply_one(txn, seq, None, packs, reader)
+                    if is_sealed:
+                        last_sealed = seq
+                        packs.sealed[epoch_of(seq)] += 1
         last = max([0, at_least, *numbers[-1:]])  # number 0 is taken in every store, even where its file is lost
         present = set(numbers)
         digest = digest if last in present else NO_DIGEST
         with kv.write() as txn:
+            is_told = last_sealed < entries_of(epoch_count(txn)).start
             mark_applied(txn, last, digest, (seq for seq in range(last + 1) if seq not in present))
+        if not is_told and self._timeline.exists(last + 1):
+            raise PackGone
 
 
 def _clear(txn: KvWriter) -> None:
@@ -325,32 +355,27 @@ def _clear(txn: KvWriter) -> None:
             txn.delete(table, key)
 
 
-def _entry_size(timeline: Timeline, seq: int) -> int:
-    size = timeline.fs.size(timeline.path(seq))
-    return -1 if size is None else size
-
-
 class _Packs:
     """Sizes and rows of packs, from the commit that wrote them where it is ours, else from the files."""
 
-    def __init__(self, fs: FileSystem, root: str, store_id: StoreId, known: Mapping[bytes, Sequence[PackRow]]) -> None:
-        self._fs = fs
-        self._root = root
-        self._store_id = store_id
+    def __init__(self, timeline: Timeline, known: Mapping[bytes, Sequence[PackRow]]) -> None:
+        self._timeline = timeline
         self._known = known
         self._unreadable: set[bytes] = set()
+        self.sealed: Counter[int] = Counter()  # epoch to how many of its entries were applied as they are in it
 
     def size(self, pack_id: bytes) -> int:
         if pack_id in self._unreadable:
             return UNREADABLE
-        size = self._fs.size(pack_path(self._root, pack_id))
+        size = self._timeline.fs.size(pack_path(self._timeline.root, pack_id))
         return -1 if size is None else size
 
     def rows(self, pack_id: bytes) -> Sequence[PackRow]:
         if pack_id in self._known:
             return self._known[pack_id]
         try:
-            return read_rows(self._fs, self._root, pack_id, self._store_id)[0]
+            timeline = self._timeline
+            return read_rows(timeline.fs, timeline.root, pack_id, timeline.store_id)[0]
         except (FileNotFoundError, CorruptionError):
             return ()
         except StorageError as error:
@@ -358,6 +383,16 @@ class _Packs:
                 raise
             self._unreadable.add(pack_id)
             return ()
+
+    def inlined(self, seqs: Iterable[int]) -> set[ObjectId] | None:
+        found: set[ObjectId] = set()
+        try:
+            for seq in seqs:
+                if self.sealed[epoch_of(seq)] < len(entries_of(epoch_of(seq))):
+                    found |= inlined_ids(self._timeline.read_file(seq)[0])
+        except (NotFoundError, CorruptionError):
+            return None
+        return found
 
     def has_changed(self, pending: Pending) -> bool:
         """Whether a pack that made an entry pending is another one now, or can be read at last."""

@@ -4,6 +4,10 @@ An entry appears under its number by a link that fails when the number is taken:
 only arbiter between writers. Numbers are never used twice: a writer appends after the highest number that it can see,
 and never fills a gap.
 
+Old entries lie in epochs, without the objects that were inlined in them (`epochs`). An epoch wins over whatever has one
+of its numbers: a writer that was away so long that its number has been sealed and its file's name is free again finds
+that out after linking, before it acknowledges.
+
 `tmp/` holds files being written. Their names carry the writer's identity, so that a collector can tell whose they are.
 """
 
@@ -15,9 +19,10 @@ from itertools import pairwise
 
 from casckpt.digest import digest
 from casckpt.errors import CorruptionError, NotFoundError
-from casckpt.format.entry import Entry, decode_entry
+from casckpt.format.entry import TRAILER_SIZE, Entry, decode_entry
 from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX, GAP_MAX
+from casckpt.objects.epochs import Epochs, entries_of
 from casckpt.storage.fs import FileSystem, is_about_file, read_file
 from casckpt.storage.process import System
 
@@ -33,6 +38,7 @@ class Timeline:
         self.folder = f"{root}/timeline"
         self.store_id = store_id
         self._system = system
+        self.epochs = Epochs(self.folder, store_id, system)
 
     @property
     def fs(self) -> FileSystem:
@@ -42,7 +48,14 @@ class Timeline:
         return f"{self.folder}/{seq // ENTRIES_PER_SHARD:0{SHARD_DIGITS}d}/{seq:0{SEQ_DIGITS}d}"
 
     def exists(self, seq: int) -> bool:
-        return self.fs.size(self.path(seq)) is not None
+        """Whether the number is taken."""
+        return self.size(seq) >= 0
+
+    def size(self, seq: int) -> int:
+        """Bytes of the file that holds entry `seq`, by itself or with others of its epoch; -1 when there is none."""
+        size = self.fs.size(self.path(seq))
+        size = self.epochs.size(seq) if size is None else size
+        return -1 if size is None else size
 
     def read(self, seq: int) -> Entry:
         """Entry `seq`, fully checked.
@@ -51,6 +64,24 @@ class Timeline:
             NotFoundError: there is no such number.
             CorruptionError: damaged, or it belongs to another store.
             StorageError: it could not be read now, which says nothing of its content.
+        """
+        entry = self.epochs.read(seq, is_known=True)
+        if entry is not None:
+            return entry
+        try:
+            found = self.read_file(seq)[0]
+        except (NotFoundError, CorruptionError):
+            entry = self.epochs.read(seq)
+            if entry is None:
+                raise
+            return entry
+        return self.epochs.read(seq) or found  # after the file: see `epochs`
+
+    def read_file(self, seq: int) -> tuple[Entry, bytes]:
+        """Entry `seq` from its own file, whether it is in an epoch or not, and that file's bytes.
+
+        Raises:
+            As `read`.
         """
         path = self.path(seq)
         try:
@@ -68,10 +99,16 @@ class Timeline:
                 "Remove the foreign file from timeline/.",
                 seq=seq,
             )
-        return entry
+        return entry, data
 
     def link_digest(self, seq: int) -> EntryDigest:
         """What the entry after `seq` links to: its digest, that of the damaged bytes, or zeros when it is missing."""
+        found = self._file_digest(seq)
+        with contextlib.suppress(CorruptionError):
+            found = self.epochs.digest(seq) or found
+        return found
+
+    def _file_digest(self, seq: int) -> EntryDigest:
         try:
             data = read_file(self.fs, self.path(seq), ENTRY_SIZE_MAX)
         except FileNotFoundError:
@@ -86,7 +123,18 @@ class Timeline:
             return EntryDigest(digest(data))
 
     def numbers(self, start: int = 0) -> list[int]:
-        """All numbers from `start` on that have a file, ascending. Lists folders: for doubt, not for every call."""
+        """All numbers from `start` on that are taken, ascending. Lists folders: for doubt, not for every call.
+
+        Epochs last: what is sealed meanwhile is met as a file, or there.
+        """
+        found = self.file_numbers(start)
+        taken = {seq for number in self.epochs.numbers() for seq in entries_of(number) if seq >= start}
+        found = sorted(taken.union(found)) if taken else found
+        jumps = (at for at, (one, two) in enumerate(pairwise([start - 1, *found])) if two - one > GAP_MAX)
+        return found[: next(jumps, len(found))]
+
+    def file_numbers(self, start: int = 0) -> list[int]:
+        """All numbers from `start` on that have a file of their own, ascending."""
         found = []
         for shard in self.fs.list(self.folder):
             if not _SHARD.fullmatch(shard) or (int(shard) + 1) * ENTRIES_PER_SHARD <= start:
@@ -95,9 +143,7 @@ class Timeline:
                 # A number outside its own shard is a stray file: `path` never leads to it.
                 if _SEQ.fullmatch(name) and int(name) >= start and int(name) // ENTRIES_PER_SHARD == int(shard):
                     found.append(int(name))
-        found.sort()
-        jumps = (at for at, (one, two) in enumerate(pairwise([start - 1, *found])) if two - one > GAP_MAX)
-        return found[: next(jumps, len(found))]
+        return sorted(found)
 
     def append(self, seq: int, encoded: bytes, *, is_verified: bool = True) -> bool:
         """Publish `encoded` under `seq`: durable when this returns True; False when the number is taken.
@@ -131,13 +177,26 @@ class Timeline:
             try:
                 self.fs.link(temporary, path)
             except FileExistsError:
-                return self._is_ours(path, encoded)
+                return self._stands(seq, encoded, self._is_ours(path, encoded))
             self.fs.sync_folder(shard)
-            return True
+            return self._stands(seq, encoded, True)
         finally:
             # A leftover temporary file is the collector's to remove; it must not turn a commit into an error.
             with contextlib.suppress(OSError):
                 self.fs.unlink(temporary)
+
+    def _stands(self, seq: int, encoded: bytes, is_there: bool) -> bool:
+        """Whether what was linked counts: when its number was sealed before, the epoch says whose it is for ever.
+
+        Such a number's own name was free for as long as its file was gone; the link made there is taken back.
+        """
+        sealed = self.epochs.digest(seq)
+        if sealed is None:
+            return is_there
+        if is_there and sealed != encoded[-TRAILER_SIZE:]:
+            with contextlib.suppress(OSError):  # a collector does it, too
+                self.fs.unlink(self.path(seq))
+        return sealed == encoded[-TRAILER_SIZE:]
 
     def make_durable(self, last_seq: int) -> None:
         """Sync what is there up to the newest entry, before acknowledging it without an entry of one's own.

@@ -33,11 +33,12 @@ from casckpt.ids import ObjectId, StoreId, short
 from casckpt.index.lifecycle import POINTER_NAME, IndexHome
 from casckpt.index.tables import BAD, PENDING, TABLES, BadEntry, Pending, decode_object, read_applied, read_meta
 from casckpt.limits import ENTRY_SIZE_MAX, OBJECT_SIZE_MAX
+from casckpt.objects.epochs import epoch_of
 from casckpt.objects.packs import list_packs, pack_path, scan_rows
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import File, read_file
+from casckpt.storage.fs import File, LocalFileSystem, read_file
 from casckpt.storage.process import System
-from casckpt.store.opening import DOCUMENT
+from casckpt.store.opening import DOCUMENT, find_document
 from casckpt.store.store import Store
 
 _ENTRY_HEADER = struct.Struct("<8sQQQ16s")  # docs/format.md; read here without believing any of it
@@ -86,13 +87,14 @@ class Dissection:
 
 
 def dissect_entry(root: str, seq: int) -> Dissection:
-    """Timeline entry `seq`, from its file.
+    """Timeline entry `seq`, from its file, or what its epoch holds of it.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: there is neither.
     """
     path = Timeline(root, StoreId(bytes(16)), System()).path(seq)
-    data = _read(path, ENTRY_SIZE_MAX, f"timeline entry {seq}")
+    sealed = None if os.path.lexists(path) else _image(root, seq)
+    path, data = sealed or (path, _read(path, ENTRY_SIZE_MAX, f"timeline entry {seq}"))
     found = Dissection(f"timeline entry {seq}", path, len(data))
     body, inline_at = _entry_header(found, data, seq)
     if len(data) >= TRAILER_SIZE:
@@ -103,6 +105,16 @@ def dissect_entry(root: str, seq: int) -> Dissection:
     found.check("everything", lambda: decode_entry(data, seq, f"timeline entry {seq}"))
     found.parts += _inline_records(data, inline_at)
     return found
+
+
+def _image(root: str, seq: int) -> tuple[str, bytes] | None:
+    """The path of the epoch that entry `seq` is in, and what it holds of it."""
+    document = find_document(LocalFileSystem(), root)
+    if document is None:
+        return None
+    epochs = Timeline(root, StoreId(bytes.fromhex(document.store_id)), System()).epochs
+    image = epochs.image(seq)
+    return None if image is None else (epochs.path(epoch_of(seq)), image)
 
 
 def _entry_header(found: Dissection, data: bytes, seq: int) -> tuple[bytes, int]:

@@ -28,7 +28,8 @@ def measure(
         logical += info.logical_bytes
         new += info.new_bytes
     packs = [fs.size(pack_path(root, pack_id)) or 0 for pack_id in list_packs(fs, root)]
-    entries = [fs.size(timeline.path(seq)) or 0 for seq in timeline.numbers()]
+    entries = [fs.size(timeline.path(seq)) or 0 for seq in timeline.file_numbers()]
+    entries += [fs.size(timeline.epochs.path(number)) or 0 for number in timeline.epochs.numbers()]
     with keeper.kv.read() as txn:
         object_count = txn.count("objects")
     return Stats(
@@ -36,7 +37,7 @@ def measure(
         run_count=len(catalog.runs()),
         object_count=object_count,
         pack_count=len(packs),
-        entry_count=len(entries),
+        entry_count=len(timeline.numbers()),
         logical_bytes=logical,
         new_bytes=new,
         pack_bytes=sum(packs),

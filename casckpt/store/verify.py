@@ -14,7 +14,7 @@ from casckpt.errors import CasckptError, IncompleteError, NotFoundError, Storage
 from casckpt.format.snapshot import parts_of
 from casckpt.format.structure import decode_structure
 from casckpt.ids import NO_DIGEST, ObjectId, SnapshotId, short
-from casckpt.index.tables import CONDEMNED, decode_pack_row
+from casckpt.index.tables import CONDEMNED, decode_pack_row, epoch_refs
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import check_frame, pack_path
 from casckpt.objects.reader import Request
@@ -116,6 +116,21 @@ class Verifier:
                     )
                 )
             previous = entry.digest
+        return problems + self._epoch_problems()
+
+    def _epoch_problems(self) -> list[Problem]:
+        """Epochs that are not, byte for byte, what their seal says; one that is not there yet is no problem."""
+        problems = []
+        with self._keeper.kv.read() as txn:
+            refs = epoch_refs(txn)
+        for ref in refs:
+            if self._timeline.fs.size(self._timeline.epochs.path(ref.number)) is None:
+                continue  # entries that have no file either were named above
+            try:
+                self._timeline.epochs.check(ref)
+            except CasckptError as error:
+                _check_is_finding(error)
+                problems.append(Problem("timeline", error.message))
         return problems
 
     def _file_problems(self) -> list[Problem]:

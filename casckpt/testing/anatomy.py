@@ -16,9 +16,10 @@ import msgspec
 
 from casckpt.codec import decode_into
 from casckpt.format import entry as entry_format
+from casckpt.format import epoch as epoch_format
 from casckpt.format import pack as pack_format
 from casckpt.format import record as record_format
-from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Supersede, Thin, decode_entry
+from casckpt.format.entry import Commit, Condemn, Entry, Prune, Retire, Seal, Supersede, Thin, decode_entry
 from casckpt.format.record import RecordHeader, decode_header
 from casckpt.format.snapshot import Snapshot, decode_manifest, decode_snapshot, parts_of, split_ids
 from casckpt.ids import ObjectId
@@ -58,9 +59,9 @@ class Anatomy:
         commits: snapshot id to (entry number, snapshot), in timeline order.
         retired: snapshot ids.
         thinned: snapshot id to names of withdrawn components.
-        entry_paths: entry number to path.
+        entry_paths: entry number to path of its file or of its epoch.
         pack_ids: packs that an entry names and none condemns; others are files without meaning.
-        is_collected: packs were condemned; records that nobody needs may have lost their bases.
+        is_collected: packs were condemned or entries sealed; records that nobody needs may have lost their bases.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -162,10 +163,13 @@ def dissect(root: str) -> Anatomy:
     """Read the store at `root`, which must be intact: damage raises, as does a file that is no part of a store."""
     anatomy = Anatomy()
     payloads: list[tuple[RecordHeader, bytes]] = []
-    for path, data in sorted(_files(root), key=lambda file: (not file[0].startswith("timeline"), file[0])):
+    tops = ("timeline/epochs", "timeline")
+    for path, data in sorted(_files(root), key=lambda file: (*(not file[0].startswith(top) for top in tops), file[0])):
         top = path.split("/")[0]
-        if top == "timeline":
-            payloads += _dissect_entry(anatomy, path, data)
+        if path.startswith("timeline/epochs"):
+            payloads += _dissect_epoch(anatomy, path, data)
+        elif top == "timeline" and int(os.path.basename(path)) not in anatomy.entry_paths:
+            payloads += _dissect_entry(anatomy, path, data, int(os.path.basename(path)))
         elif top == "packs" and bytes.fromhex(os.path.basename(path)) in anatomy.pack_ids:
             payloads += _dissect_pack(anatomy, path, data)
         else:
@@ -183,8 +187,21 @@ def _files(root: str) -> Iterator[tuple[str, bytes]]:
                     yield path, file.read()
 
 
-def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[RecordHeader, bytes]]:
-    seq = int(os.path.basename(path))
+def _dissect_epoch(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[RecordHeader, bytes]]:
+    _, first, count, _, _ = entry_format.ENTRY_HEADER.unpack_from(data)
+    table_at, name = entry_format.HEADER_SIZE, f"epoch {int(os.path.basename(path))}"
+    table = data[table_at : table_at + epoch_format.table_size(count)]
+    fields = [("magic", 8), ("first number", 8), ("count", 8), ("size", 8), ("store id", 16), ("check", 16)]
+    _add_fields(anatomy, path, name, 0, [*fields, ("table", len(table))])
+    found = []
+    for seq, row in enumerate(epoch_format.decode_table(table, count, len(data), name), first):
+        image = data[row.offset : row.offset + row.size]
+        found += _dissect_entry(anatomy, path, image, seq, row.offset)
+    _add_fields(anatomy, path, name, len(data) - entry_format.TRAILER_SIZE, [("digest", 32)])
+    return found
+
+
+def _dissect_entry(anatomy: Anatomy, path: str, data: bytes, seq: int, at: int = 0) -> list[tuple[RecordHeader, bytes]]:
     entry = decode_entry(data, seq, path)
     anatomy.entry_paths[seq] = path
     body = entry.envelope.body
@@ -193,10 +210,10 @@ def _dissect_entry(anatomy: Anatomy, path: str, data: bytes) -> list[tuple[Recor
     inline_start = min((record.offset for record in entry.records), default=len(data) - entry_format.TRAILER_SIZE)
     fields = [("magic", 8), ("number", 8), ("body size", 8), ("inline size", 8), ("store id", 16), ("check", 16)]
     fields.append(("body", inline_start - entry_format.HEADER_SIZE))
-    _add_fields(anatomy, path, name, 0, fields, lost)
+    _add_fields(anatomy, path, name, at, fields, lost)
     for i, record in enumerate(entry.records):
-        _add_record(anatomy, path, f"{name} record {i}", record.offset, record.header)
-    _add_fields(anatomy, path, name, len(data) - entry_format.TRAILER_SIZE, [("digest", 32)], lost)
+        _add_record(anatomy, path, f"{name} record {i}", at + record.offset, record.header)
+    _add_fields(anatomy, path, name, at + len(data) - entry_format.TRAILER_SIZE, [("digest", 32)], lost)
     if isinstance(body, Commit | Supersede):
         plain = next(r.payload for r in entry.records if r.header.object_id == body.snapshot)
         anatomy.commits[ObjectId(body.snapshot)] = (seq, decode_snapshot(plain, name))
@@ -220,6 +237,9 @@ def _take_effect(anatomy: Anatomy, entry: Entry) -> None:
     elif isinstance(body, Condemn):
         anatomy.pack_ids.update(pack.pack_id for pack in body.replacements)
         anatomy.pack_ids.difference_update(body.packs)
+        anatomy.is_collected = True
+    elif isinstance(body, Seal):
+        anatomy.pack_ids.update(pack.pack_id for pack in body.replacements)
         anatomy.is_collected = True
 
 

@@ -6,9 +6,10 @@
 3. *Condemn.* Mark what is needed as of the entries applied, and publish, under the very next number, the packs of which
    nothing is needed. Where another entry wins that number, what its snapshots need is added to the mark, and packs that
    they touch are spared. So the entry is true of everything below its number; commits above it do not use those packs.
+   Then seal old entries in the same way (`seal`).
 4. *Look again*, at everything published meanwhile. Then move the packs to `trash/`, where who located a record before
-   still finds it.
-5. *Gate* again, for those readers. Then unlink.
+   still finds it. Make the epochs of what is sealed.
+5. *Gate* again, for those readers. Then unlink, also the files of sealed entries.
 
 Killed at any point, it leaves retired snapshots whose packs are still there, condemned packs, or trash; each is found
 and finished by the next collection. The safety argument is in `docs/design/0015-collection.md`.
@@ -25,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from casckpt.errors import CorruptionError, IncompleteError, OutOfSpaceError, UnsupportedFormatError
-from casckpt.format.document import COLLECTED, unknown_features
+from casckpt.errors import CorruptionError, IncompleteError, NotFoundError, OutOfSpaceError, UnsupportedFormatError
+from casckpt.format.document import COLLECTED, SEALED, unknown_features
 from casckpt.format.entry import Body, Condemn, PackRef, Prune, Thin
 from casckpt.ids import ObjectId, PackId, SnapshotId
 from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
@@ -37,10 +38,11 @@ from casckpt.store.values import Value
 from casckpt_gc.compact import Rewriting, Stopped
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.gate import Gate, Observer
-from casckpt_gc.mark import Mark, PackState, check_certain, roots
+from casckpt_gc.mark import Mark, PackState, check_certain, is_condemned, roots
 from casckpt_gc.plan import Findings, Plan, check_plausible, find, leftovers, may_have_garbage, plan, unnamed_packs
 from casckpt_gc.recode import prove
 from casckpt_gc.retention import AnyOf, Retention, Thinning
+from casckpt_gc.seal import Sealing, make_epochs, sealable
 
 T = TypeVar("T")
 
@@ -58,15 +60,18 @@ class Report(Value):
     Attributes:
         retired_count, thinned_count: snapshots.
         condemned_count: packs condemned by it; rewritten ones are among them.
-        rewritten_bytes: needed bytes written anew as they are.
+        sealed_count: timeline entries sealed by it.
+        rewritten_bytes: needed bytes of packs written anew as they are.
         recoded_count, recoded_bytes: objects encoded anew, and what their records take now.
         freed_bytes, freed_file_count: files unlinked, leftovers of earlier collections and of dead processes included.
-        is_compaction_skipped: packs were to be rewritten, and there was no room, or it was told to stop.
+        is_compaction_skipped: packs were to be rewritten or entries sealed, and there was no room, or it was told to
+            stop.
     """
 
     retired_count: int
     thinned_count: int
     condemned_count: int
+    sealed_count: int
     rewritten_bytes: int
     recoded_count: int
     recoded_bytes: int
@@ -77,10 +82,11 @@ class Report(Value):
     def __str__(self) -> str:
         text = (
             f"retired {self.retired_count} snapshots, thinned {self.thinned_count}, condemned {self.condemned_count} "
-            f"packs, rewrote {self.rewritten_bytes} bytes, encoded {self.recoded_count} objects anew in "
-            f"{self.recoded_bytes} bytes, freed {self.freed_bytes} bytes in {self.freed_file_count} files"
+            f"packs, sealed {self.sealed_count} entries, rewrote {self.rewritten_bytes} bytes, encoded "
+            f"{self.recoded_count} objects anew in {self.recoded_bytes} bytes, freed {self.freed_bytes} bytes in "
+            f"{self.freed_file_count} files"
         )
-        return f"{text}; packs were not rewritten: no room, or stopped" if self.is_compaction_skipped else text
+        return f"{text}; not all was rewritten or sealed: no room, or stopped" if self.is_compaction_skipped else text
 
 
 def collect(
@@ -129,7 +135,8 @@ class Collection:
         self._is_stopped = is_stopped
         self._observer = Observer(self._store)
         self._mark: Mark | None = None
-        self._retired = self._thinned = self._condemned = self._freed = self._files = 0
+        self._retired = self._thinned = self._condemned = self._sealed = 0
+        self._freed = self._files = 0
         self._rewritten = self._recoded = self._recoded_bytes = 0
         self._is_compaction_skipped = False
         self._phases = self._go()
@@ -150,6 +157,7 @@ class Collection:
             self._retired,
             self._thinned,
             self._condemned,
+            self._sealed,
             self._rewritten,
             self._recoded,
             self._recoded_bytes,
@@ -173,15 +181,21 @@ class Collection:
             dead_files = dict(leftovers(store))
             self._retire()
         unfinished = {bytes.fromhex(each.pack) for each in self._plan.packs if each.what == "unfinished"}
-        if self._plan.packs or self._plan.recoded_count or may_have_garbage(store, self._plan._compaction):
+        rules = self._plan._compaction
+        has_garbage = bool(self._plan.packs or self._plan.recoded_count) or may_have_garbage(store, rules)
+        if has_garbage or sealable(store, rules):
             yield from self._wait()
             with store._writing("collect"):
-                self._condemn(unfinished)
+                if has_garbage:
+                    self._condemn(unfinished)
+                self._seal()
         self._move_to_trash()
+        replaced = self._make_epochs()
         trash = store._timeline.fs.list(f"{store.path}/trash")
-        if trash or dead_files:
+        if trash or dead_files or replaced:
             yield from self._wait()
             self._unlink(f"{store.path}/trash", trash)
+            self._unlink_entries(replaced)
             still = dict(leftovers(store))
             self._unlink(f"{store.path}/tmp", [name for name, size in still.items() if dead_files.get(name) == size])
         self._observer.remove_dead()
@@ -301,29 +315,60 @@ class Collection:
         replacements: list[PackRef] = []
         if rewriting is not None and (rewriting.packs or rewriting.encoder.places):
             copies = {ref.pack_id for ref in rewriting.replacements}
-            is_late = self._is_condemned([*copies, *rewriting.pack_ids]) or not rewriting.encoder.is_below(fresh)
+            is_late = is_condemned(self._store, [*copies, *rewriting.pack_ids]) or not rewriting.encoder.is_below(fresh)
             if is_late or touched & rewriting.packs.keys():
                 return None, 0  # copies that lack something, or come too late: the next collection makes new ones
             packs += rewriting.pack_ids
             replacements = rewriting.replacements
             unfinished = unfinished - copies
-        packs = [each for each in packs if not self._is_condemned([each])]
+        packs = [each for each in packs if not is_condemned(self._store, [each])]
         packs += [pack_id for pack_id in unnamed_packs(self._store) if pack_id in unfinished]
         packs = packs[-_PACKS_MAX:] if rewriting is None else packs
         return (Condemn(packs, replacements), len(packs)) if packs else (None, 0)
-
-    def _is_condemned(self, packs: Sequence[bytes]) -> bool:
-        """Whether an entry has condemned one of these packs by now."""
-        with self._store._keeper.kv.read() as txn:
-            keys = [key for key in txn.get_many("pack_ids", packs) if key is not None]
-            rows = txn.get_many("packs", keys)
-        return any(row is not None and decode_pack_row(row)[1] == CONDEMNED for row in rows)
 
     def _touched(self, objects: set[ObjectId]) -> set[int]:
         """Numbers of the packs that hold records of these objects."""
         with self._store._keeper.kv.read() as txn:
             rows = txn.get_many("objects", list(objects))
         return {place.pack_no for row in rows if row for place in decode_object(row)[1]}
+
+    # --- sealing ---
+
+    def _seal(self) -> None:
+        """Publish that old entries are sealed, what is needed of them being in packs."""
+        store = self._store
+        store._keeper.catch_up()
+        numbers = sealable(store, self._plan._compaction)
+        if not numbers:
+            return
+        check_certain(store)
+        mark = self._mark = self._mark or Mark(store)
+        mark.add(roots(store) - mark.snapshots)
+        if not mark.live:
+            return  # nothing is left that needs anything: not to be believed
+        sealing = Sealing(store, numbers, mark)
+        try:
+            with contextlib.suppress(NotFoundError):  # another collection was faster
+                sealing.prepare()
+                self._with_room(functools.partial(add_feature, store, SEALED))
+                self._sealed = self._publish(sealing.verdict)
+        except OutOfSpaceError:
+            self._is_compaction_skipped = True
+        finally:
+            sealing.end()
+
+    def _make_epochs(self) -> list[int]:
+        """The entries whose files may go."""
+        try:
+            return sorted(self._with_room(functools.partial(make_epochs, self._store)))
+        except OutOfSpaceError:
+            self._is_compaction_skipped = True
+            return []
+
+    def _unlink_entries(self, numbers: Sequence[int]) -> None:
+        names = [self._store._timeline.path(seq).rpartition("/") for seq in numbers]
+        for folder in dict.fromkeys(each for each, _, _ in names):
+            self._unlink(folder, [name for each, _, name in names if each == folder])
 
     # --- sweeping ---
 

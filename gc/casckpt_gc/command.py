@@ -45,7 +45,7 @@ _RULES = (
     click.option(
         "--thin-after", type=click.IntRange(min=1), default=1, metavar="K", help="Spare the newest K. [default: 1]"
     ),
-    click.option("--no-compact", is_flag=True, help="Only drop packs of which nothing is needed."),
+    click.option("--no-compact", is_flag=True, help="Only drop packs of which nothing is needed; seal no entries."),
 )
 
 
@@ -105,7 +105,7 @@ def collect(path: str, run: str | None, grace: float | None, as_json: bool, **ru
 @click.option("--grace", type=float, metavar="S", help="Seconds for readers without a lease, twice. [default: 60]")
 @json_option
 def compact(path: str, budget: int, small_after: int | None, grace: float | None, as_json: bool) -> None:
-    """Rewrite packs of which little is needed, and merge small ones. No snapshot is retired."""
+    """Rewrite packs of which little is needed, merge small ones, seal old entries. No snapshot is retired."""
     from casckpt_gc.compaction import Compaction
     from casckpt_gc.plan import plan
 
@@ -151,8 +151,8 @@ def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
         print_json("repair", {"store": path, **found.to_dict()})
     else:
         say(str(found))
-    is_damaged = (found.heals or found.entries) and not execute
-    is_lost = found.lost_by or not all(each.is_healed for each in found.entries)
+    is_damaged = (found.heals or found.entries or found.epochs) and not execute
+    is_lost = found.lost_by or found.lost_epochs or not all(each.is_healed for each in found.entries)
     finish(_exits.NO if is_lost or is_damaged else _exits.FINE)
 
 

@@ -11,7 +11,7 @@ from casckpt_gc.mark import PackState
 
 @dataclass(frozen=True)
 class Compaction:
-    """Which packs are rewritten, which objects are encoded anew, and how much of that in one collection.
+    """Which packs are rewritten, which objects encoded anew, which entries sealed, and how much in one collection.
 
     Attributes:
         needed_share_max: a pack of which at most this share is needed is rewritten.
@@ -27,6 +27,7 @@ class Compaction:
         budget_bytes: read to be written anew in one collection; what is left waits for the next that lets something
             go …
         is_thorough: … or that looks at everything even where nothing was let go.
+        epoch_count_max: hundreds of timeline entries sealed in one collection; 0: none.
     """
 
     needed_share_max: float = 0.5
@@ -38,6 +39,7 @@ class Compaction:
     cold_after: int | None = None
     budget_bytes: int = 1 << 30
     is_thorough: bool = False
+    epoch_count_max: int = 100
 
     def __post_init__(self) -> None:
         if self.cold_after is not None and self.cold_after < 1:

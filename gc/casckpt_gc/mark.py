@@ -15,7 +15,7 @@ tree.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from casckpt.errors import CorruptionError, IncompleteError
@@ -55,6 +55,14 @@ def check_certain(store: Store) -> None:
         path=store.path,
         reasons=reasons,
     )
+
+
+def is_condemned(store: Store, packs: Sequence[bytes]) -> bool:
+    """Whether an entry has condemned one of these packs by now."""
+    with store._keeper.kv.read() as txn:
+        keys = [key for key in txn.get_many("pack_ids", packs) if key is not None]
+        rows = txn.get_many("packs", keys)
+    return any(row is not None and decode_pack_row(row)[1] == CONDEMNED for row in rows)
 
 
 @dataclass

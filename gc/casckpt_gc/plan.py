@@ -37,6 +37,7 @@ from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.mark import Census, Mark, PackState, census, check_certain, roots
 from casckpt_gc.recode import Recoding, find_recoding
 from casckpt_gc.retention import AnyOf, Candidate, Retention, Thinning
+from casckpt_gc.seal import replaceable, sealable
 
 if TYPE_CHECKING:
     from casckpt_gc.collect import Report
@@ -75,6 +76,7 @@ class Plan(Value):
         fates: every snapshot of the branch that is not retired.
         packs: packs that go, or are rewritten.
         leftovers: temporary files of dead processes: name, size in bytes.
+        sealed_count, sealed_bytes: timeline entries whose files go, one epoch for each hundred in their place.
         freed_object_count: records in packs that go.
         recoded_count, recoded_bytes: objects to be encoded anew, and their plain bytes: the most that is written for
             them.
@@ -89,6 +91,8 @@ class Plan(Value):
     fates: tuple[Fate, ...]
     packs: tuple[PackFate, ...]
     leftovers: tuple[tuple[str, int], ...]
+    sealed_count: int
+    sealed_bytes: int
     freed_object_count: int
     recoded_count: int
     recoded_bytes: int
@@ -115,8 +119,9 @@ class Plan(Value):
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes of files that go; of these, `rewritten_bytes` are written anew."""
-        return sum(each.size_bytes for each in self.packs) + sum(size for _, size in self.leftovers)
+        """Bytes of files that go; of packs, `rewritten_bytes` are written anew, and of entries, what epochs hold."""
+        left = sum(size for _, size in self.leftovers)
+        return sum(each.size_bytes for each in self.packs) + left + self.sealed_bytes
 
     @property
     def rewritten_bytes(self) -> int:
@@ -126,7 +131,9 @@ class Plan(Value):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.retired or self.thinned or self.packs or self.leftovers or self.recoded_count)
+        return not (
+            self.retired or self.thinned or self.packs or self.leftovers or self.sealed_count or self.recoded_count
+        )
 
     def execute(self, *, grace_s: float | None = None) -> Report:
         """Do it; returns what was done. Waits for readers, and at least twice `grace_s` when packs go.
@@ -170,8 +177,9 @@ def plan(
         retention: which snapshots of the branch stay; None: all.
         thinning: which components are withdrawn from those that stay.
         branch: None for the one that the run wrote last. Other branches and runs are never touched.
-        compaction: which packs are rewritten because little of them is needed; None: only packs of which nothing is
-            needed go. The first pack of a run always holds something that stays.
+        compaction: which packs are rewritten because little of them is needed, and whether old timeline entries are
+            sealed; None: only packs of which nothing is needed go. The first pack of a run always holds something that
+            stays.
 
     Raises:
         NotFoundError: no such branch.
@@ -194,6 +202,7 @@ def plan(
         mark.add(roots(store) - leaving)
         found = find(store, mark, compaction)
         check_plausible(store, mark, found.states.values())
+    sealed = replaceable(store, sealable(store, compaction))
     return Plan(
         store.path,
         store.run,
@@ -202,6 +211,8 @@ def plan(
         fates,
         (*packs, *found.fates()),
         leftovers(store),
+        len(sealed),
+        sum(sealed.values()),
         sum(count for number, count in found.found.dead_counts.items() if number in found.dropped),
         len(found.recoding.bases),
         found.recoding.plain_bytes,

@@ -33,12 +33,13 @@ from casckpt.errors import (
     StorageError,
 )
 from casckpt.format.document import COLLECTED
-from casckpt.format.entry import TRAILER_SIZE, Condemn, PackRef
+from casckpt.format.entry import TRAILER_SIZE, Condemn, EpochRef, PackRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import CHUNK
 from casckpt.ids import ObjectId, PackId
-from casckpt.index.tables import PENDING, Place, decode_object, key_number
+from casckpt.index.tables import PENDING, Place, decode_object, epoch_count, epoch_refs, key_number
 from casckpt.limits import BATCH_SIZE, ENTRY_SIZE_MAX
+from casckpt.objects.epochs import entries_of
 from casckpt.objects.packs import pack_path, read_rows
 from casckpt.objects.writer import ObjectWriter
 from casckpt.storage.fs import FileSystem, read_file
@@ -89,6 +90,8 @@ class Repair(Value):
         entries: one for each bad timeline entry; what a lost one said, snapshots included, is not known any more.
         findings: the damage in packs.
         lost_by: (run, branch, step, component) that stay damaged.
+        epochs: numbers of epochs that are damaged or missing here and whole in the other copy, which replaces them.
+        lost_epochs: of those that are whole in neither.
         is_done: it was carried out.
     """
 
@@ -96,6 +99,8 @@ class Repair(Value):
     entries: tuple[EntryHeal, ...]
     findings: tuple[Finding, ...]
     lost_by: tuple[tuple[str, str, int, str], ...]
+    epochs: tuple[int, ...]
+    lost_epochs: tuple[int, ...]
     is_done: bool
 
     def __str__(self) -> str:
@@ -105,6 +110,8 @@ class Repair(Value):
             f"dependants, {len(each.lost)} lost: no other record, no copy, and no difference leads back to them"
             for each in self.heals
         ]
+        lines += [f"epoch {number} of the timeline: replace" for number in self.epochs]
+        lines += [f"stays damaged: epoch {number} of the timeline" for number in self.lost_epochs]
         lines += [
             f"timeline entry {each.seq}: {'from the other copy' if each.is_healed else 'lost'} ({each.reason})"
             for each in self.entries
@@ -116,7 +123,7 @@ class Repair(Value):
 
 
 def repair(store: Store, source: Store | None = None, *, execute: bool = False) -> Repair:
-    """Look at every pack, and heal what can be healed.
+    """Look at every pack and epoch, and heal what can be healed.
 
     Args:
         store: open for writing.
@@ -149,20 +156,59 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
     heals = tuple(healer.plan(pack, sizes[pack], found) for pack, found in by_pack.items())
     lost = [each for each in findings if _is_lost(each, heals)]
     lost_by = needing(store, lost) if lost else ()
-    if execute and heals:
+    epochs = bad_epochs(store)
+    lost_epochs = [ref for ref in epochs if source is None or not _is_whole(source, ref)]
+    found_epochs = [ref for ref in epochs if ref not in lost_epochs]
+    if execute and (heals or found_epochs):
         with store._writing("repair"):
-            add_feature(store, COLLECTED)
+            if heals:
+                add_feature(store, COLLECTED)
             for heal in heals:
                 healer.carry_out(heal, sizes[heal.pack])
+            for ref in found_epochs:
+                healer.replace_epoch(ref)
             store._keeper.reader.forget_files()
-            if store._catalog.pending_packs():
+            if found_epochs or store._catalog.pending_packs():
                 store._keeper.rebuild()
-    return Repair(heals, entries, tuple(findings), lost_by, execute)
+    found_numbers, lost_numbers = (tuple(ref.number for ref in refs) for refs in (found_epochs, lost_epochs))
+    return Repair(heals, entries, tuple(findings), lost_by, found_numbers, lost_numbers, execute)
+
+
+def bad_epochs(store: Store) -> list[EpochRef]:
+    """Epochs that are not as their seal says; one that is missing, while its entries have files, can still be made."""
+    with store._keeper.kv.read() as txn:
+        refs = epoch_refs(txn)
+    return [ref for ref in refs if not _is_whole(store, ref) and not _can_be_made(store, ref)]
+
+
+def _is_whole(store: Store, ref: EpochRef) -> bool:
+    try:
+        store._timeline.epochs.check(ref)
+    except CorruptionError:
+        return False
+    return True
+
+
+def _can_be_made(store: Store, ref: EpochRef) -> bool:
+    timeline = store._timeline
+    if timeline.fs.size(timeline.epochs.path(ref.number)) is not None:
+        return False
+    return all(timeline.fs.size(timeline.path(seq)) is not None for seq in entries_of(ref.number))
+
+
+def _is_in_epoch(store: Store, seq: int) -> bool:
+    """Whether an entry is sealed and has no file of its own that could still become part of its epoch."""
+    timeline = store._timeline
+    with store._keeper.kv.read() as txn:
+        is_sealed = seq < entries_of(epoch_count(txn)).start
+    return is_sealed and (timeline.epochs.size(seq) is not None or timeline.fs.size(timeline.path(seq)) is None)
 
 
 def _entries(store: Store, source: Store | None) -> tuple[EntryHeal, ...]:
     found = []
     for bad in store._catalog.bad_entries():
+        if _is_in_epoch(store, bad.seq):
+            continue  # healed with the others of its epoch
         is_healed = source is not None and _entry_of(store, source, bad.seq) is not None
         found.append(EntryHeal(bad.seq, is_healed, bad.reason))
     return tuple(found)
@@ -293,22 +339,38 @@ class _Healer:
             self._write_anew(heal)
 
     def _quarantine(self, pack_id: PackId) -> None:
+        self._keep(pack_path(self._store.path, pack_id), pack_id.hex())
+
+    def _keep(self, path: str, name: str) -> None:
+        """Give a file that is to be replaced a second name in `quarantine/`."""
         fs, folder = self._store._timeline.fs, f"{self._store.path}/{QUARANTINE}"
         fs.make_folder(folder)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
-            fs.link(pack_path(self._store.path, pack_id), f"{folder}/{pack_id.hex()}")
+            fs.link(path, f"{folder}/{name}")
         fs.sync_folder(folder)
+
+    def replace_epoch(self, ref: EpochRef) -> None:
+        """Take an epoch from the other copy; durable when it returns."""
+        assert self._source is not None
+        ours, theirs = (each._timeline.epochs for each in (self._store, self._source))
+        self._keep(ours.path(ref.number), f"epoch-{ref.number}")
+        self._take(theirs.path(ref.number), ours.path(ref.number), ref.size)
 
     def _replace(self, pack_id: PackId, size: int) -> None:
         assert self._source is not None
-        fs, target = self._store._timeline.fs, pack_path(self._store.path, pack_id)
+        self._take(pack_path(self._source.path, pack_id), pack_path(self._store.path, pack_id), size)
+
+    def _take(self, path: str, target: str, size: int) -> None:
+        """A file of the other copy in place of ours; durable when it returns."""
+        assert self._source is not None
+        fs = self._store._timeline.fs
         temporary = self._store._system.temporary_path(self._store.path)
         try:
-            _copy(self._source._timeline.fs, pack_path(self._source.path, pack_id), fs, temporary, size)
-            shard = target.rpartition("/")[0]
-            fs.make_folder(shard)
+            _copy(self._source._timeline.fs, path, fs, temporary, size)
+            folder = target.rpartition("/")[0]
+            fs.make_folder(folder)
             fs.rename(temporary, target)
-            fs.sync_folder(shard)
+            fs.sync_folder(folder)
         except (CasckptError, OSError):
             with contextlib.suppress(StorageError, FileNotFoundError):
                 fs.unlink(temporary)

@@ -35,6 +35,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
             size(left["unfinished"]),
             "if no commit names it",
         ),
+        ("seal", plural(plan.sealed_count, "entry"), size(plan.sealed_bytes), "into epochs"),
         (
             "remove",
             plural(len(plan.leftovers), "file"),

@@ -95,11 +95,11 @@ def _flip_chunk(store: Path) -> None:
 
 
 def _newer_entry(store: Path) -> None:
-    class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
+    class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
         upto: int
 
     envelope = entry_format.decode_entry(entry(store, 3).read_bytes(), 3, "entry").envelope
-    newer = msgspec.structs.replace(envelope, body=Seal(2))
+    newer = msgspec.structs.replace(envelope, body=Merge(2))
     entry(store, 4).write_bytes(entry_format.encode_entry(4, store_id(store), newer, []))
 
 

@@ -2,8 +2,9 @@
 
     python -m tests.compat.make_golden tests/compat/golden/v1
 
-The folder's name says which: v1 has every kind of leaf, scalar and entry, and records without bases; v2 has trainings,
-whose records are differences and predictions of every kind. Run once per format change and by hand; the folder is then
+The folder's name says which: v1 has every kind of leaf and scalar, and records without bases; v2 has trainings, whose
+records are differences and predictions of every kind; v3 was collected, so that it has every kind of entry, and epochs
+in place of those that are old. Run once per format change and by hand; the folder is then
 kept as it is. Clock, randomness, host and process id are fixed, so two runs of one release give the same bytes, as far
 as the threads of v2 meet the same choices. `expected.json` beside the store is written from the live objects.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import casckpt_gc
 import numpy as np
 import torch
 
@@ -27,6 +29,7 @@ from casckpt.limits import SMALL_BLOCK_LIMIT
 from casckpt.objects import writer
 from casckpt.storage.process import System
 from casckpt.store import components
+from casckpt.store.generations import open_generation
 from tests.compat.contents import contents
 from tests.conformance.sample_states import Unknown, sample
 
@@ -153,14 +156,67 @@ def trainings(name: str, steps: int) -> Iterator[dict[str, Any]]:
         }
 
 
-MAKERS = {"v1": make, "v2": make_trainings}
+# --- a store that was collected ---
+
+
+def make_collected(store_path: Path) -> dict[str, Any]:
+    """A run that lost steps and components, had a step superseded and was recovered; more than a hundred entries."""
+    made: list[dict[str, Any]] = []
+    whole = ("counters", "policy", "replay")
+
+    def note(snapshot: Any, names: tuple[str, ...]) -> str:
+        found = {"id": snapshot.id, "run": snapshot.run, "branch": snapshot.branch, "step": snapshot.step}
+        state = collected_state(snapshot.step)
+        made.append({**found, "names": names, "contents": contents({name: state[name] for name in names})})
+        return str(snapshot.id)
+
+    with casckpt.open(store_path, create=True, chunk_size=4096, system=fixed_system(6)) as store:
+        first = note(store.commit(1, collected_state(1)), whole)
+        store.tag("first", 1)
+        state = collected_state(2)
+        replay = state.pop("replay")
+        replaced = note(store.commit(2, state, inherit=["replay"]), ())
+        note(store.supersede_async(2, {"replay": replay}).result(), ())
+        open_generation(store, store.snapshot(2), ["a golden store"])
+        for step in range(3, 8):
+            with mock.patch.object(writer, "INLINE_LIMIT", 0 if step % 2 else writer.INLINE_LIMIT):
+                left = {6: whole[:2], 7: whole}.get(step, ())
+                note(store.commit(step, collected_state(step)), left)
+        store.tag("seventh", 7)
+        for number in range(90):
+            store.annotate(7, metrics={"evaluation": number})
+        store.retire(3)
+        rules = casckpt_gc.Retention(latest=2), casckpt_gc.Thinning(["replay"], keep_latest=1)
+        casckpt_gc.collect(store, *rules, grace_s=0.0)
+        note(store.commit(8, collected_state(8)), whole)
+        store.annotate(8, metrics={"evaluation": 8})
+    tags = {"main/first": first, "main/seventh": made[7]["id"]}
+    retired = [each["id"] for each in made if not each["names"]]
+    assert replaced in retired
+    return {"tags": tags, "retired": retired, "snapshots": made}
+
+
+def collected_state(step: int) -> dict[str, Any]:
+    """Weights that two steps share, counters, rows that are new."""
+    rng = np.random.default_rng(step // 2)
+    return {
+        "counters": {"step": step},
+        "policy": {"w": torch.from_numpy(rng.normal(size=300).astype(np.float32)), "b": torch.zeros(5)},
+        "replay": {"rows": np.random.default_rng(step).integers(0, 99, 2_000)},
+    }
+
+
+MAKERS = {"v1": make, "v2": make_trainings, "v3": make_collected}
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     expected = MAKERS[folder.name](folder / "store")
     shutil.rmtree(folder / "store" / "index")
-    (folder / "store" / "tmp").rmdir()
+    (folder / "store" / "reserve").unlink(missing_ok=True)
+    for name in ("tmp", "leases", "trash"):
+        if (folder / "store" / name).exists():
+            (folder / "store" / name).rmdir()
     (folder / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 

@@ -1,8 +1,9 @@
 """A second reader of the store format, written from docs/format.md alone.
 
-It imports the standard library, blake3, zstandard and `independent_codecs` beside it: nothing of casckpt, no NumPy, no
-torch, no MessagePack library. What it restores is therefore evidence about the files, not about the code that wrote
-them. It is slow, reads everything into memory, and raises `Damaged` at the first byte that is not as the document says.
+It imports the standard library, blake3, zstandard and the `independent_` files beside it: nothing of casckpt, no
+NumPy, no torch, no MessagePack library. What it restores is therefore evidence about the files, not about the code that
+wrote them. It is slow, reads everything into memory, and raises `Damaged` at the first byte that is not as the document
+says.
 
     python independent_reader.py STORE      lists every snapshot with a digest of each component
 """
@@ -24,8 +25,10 @@ from blake3 import blake3
 
 try:
     from independent_codecs import Damaged, decode_codec, need  # run as a program
+    from independent_epochs import read_epochs
 except ImportError:
     from tests.conformance.independent_codecs import Damaged, decode_codec, need
+    from tests.conformance.independent_epochs import read_epochs
 
 TORCH_SIZES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"), 1),
@@ -253,9 +256,13 @@ class Entry:
 
 def read_entry(path: Path, store_id: bytes | None) -> tuple[Entry, bytes]:
     """One entry, and the store id in it."""
-    data = path.read_bytes()
     seq = int(path.name)
     need(len(path.name) == 20 and path.parent.name == f"{seq // 1000:014d}", f"{path}: name")
+    return parse_entry(path.read_bytes(), seq, str(path), store_id)
+
+
+def parse_entry(data: bytes, seq: int, path: str, store_id: bytes | None) -> tuple[Entry, bytes]:
+    """An entry's bytes, or its image's."""
     need(96 <= len(data) <= 4_194_304 and data[:8] == b"CASENTR1", f"{path}: not an entry")
     need(blake3(data[:-32]).digest() == data[-32:], f"{path}: digest")
     found_seq, body_size, inline_size = struct.unpack_from("<QQQ", data, 8)
@@ -344,7 +351,7 @@ def read_store(root: str | Path) -> Store:
     packed = [
         record for path in sorted(root.glob("packs/??/*")) for record in _read_named_pack(path, store_id, entries)
     ]
-    is_collected = any(entry.what[0] == "condemn" for entry in entries)
+    is_collected = any(entry.what[0] in ("condemn", "seal") for entry in entries)
     objects = decode_all([*inline, *packed], {record.object_id for record in packed}, is_collected=is_collected)
     store = Store(document, [], {}, {}, [*inline, *packed], len(entries))
     by_id: dict[bytes, Snapshot] = {}
@@ -357,27 +364,33 @@ def read_store(root: str | Path) -> Store:
 
 
 def _read_timeline(root: Path) -> tuple[list[Entry], dict[str, Any]]:
-    paths = sorted(root.glob("timeline/*/*"))
+    paths = {int(path.name): path for path in root.glob("timeline/*/" + 20 * "[0-9]")}
     first, store_id = read_entry(paths[0], None)
+    sealed = read_epochs(root, store_id)
     need(first.seq == 0 and first.what[0] == "create", "entry 0 creates the store")
     document = json.loads(first.what[1])
     noted = json.loads((root / "casckpt.json").read_bytes())
     need({**noted, "features": {}} == {**document, "features": {}}, "casckpt.json and entry 0 differ")
     need(document["casckpt_format"] == 1 and bytes.fromhex(document["store_id"]) == store_id, "document")
     flags = {flag for each in noted.get("features", {}).values() for flag in each}
-    need(flags <= {"collected", "generations", "superseded"}, "an unknown feature")
+    need(flags <= {"collected", "generations", "sealed", "superseded"}, "an unknown feature")
     entries = [first]
-    for path in paths[1:]:
-        entry, _ = read_entry(path, store_id)
-        need(entry.seq == entries[-1].seq + 1 and entry.previous == entries[-1].digest, f"{path}: link")
+    for seq in sorted((paths.keys() | sealed.images.keys()) - {0}):
+        if seq in sealed.images:
+            entry = parse_entry(sealed.images[seq].data, seq, f"image of entry {seq}", store_id)[0]
+            entry.digest = sealed.images[seq].digest
+        else:
+            entry = read_entry(paths[seq], store_id)[0]
+        need(seq == entries[-1].seq + 1 and entry.previous == entries[-1].digest, f"entry {seq}: link")
         entries.append(entry)
+    sealed.compare([ref for entry in entries if entry.what[0] == "seal" for ref in entry.what[1]])
     need(first.previous == bytes(32), "entry 0 links to something")
     return entries, document
 
 
 def _read_named_pack(path: Path, store_id: bytes, entries: list[Entry]) -> list[Record]:
     records, footer_check = read_pack(path, store_id)
-    lists = {"commit": 6, "supersede": 6, "condemn": 2}
+    lists = {"commit": 6, "supersede": 6, "condemn": 2, "seal": 2}
     refs = [ref for entry in entries if entry.what[0] in lists for ref in entry.what[lists[entry.what[0]]]]
     if any(entry.what[0] == "condemn" and bytes.fromhex(path.name) in entry.what[1] for entry in entries):
         return []
@@ -422,7 +435,7 @@ def _apply(entry: Entry, store: Store, by_id: dict[bytes, Snapshot], objects: di
         need(number > store.generations.get(run, 0), f"entry {entry.seq}: generation {number}")
         need(not snapshot_id or snapshot_id in by_id, f"entry {entry.seq}: continues an unknown snapshot")
         store.generations[run] = number
-    elif kind != "condemn":  # seen to where packs are read
+    elif kind not in ("condemn", "seal"):  # seen to where files are read
         need(kind == "create" and entry.seq == 0, f"entry {entry.seq}: kind {kind!r}")
 
 

@@ -13,14 +13,15 @@ from casckpt import digest as digests
 from casckpt import ids, limits
 from casckpt.codec import constant, contract, decode_into, difference, frames, lanes, planes
 from casckpt.digest import check16, digest
-from casckpt.format import document, entry, layout, pack, record, scalars, snapshot, structure, wire
+from casckpt.format import document, entry, epoch, layout, pack, record, scalars, snapshot, structure, wire
 from casckpt.ids import EntryDigest, ObjectId, PackId, StoreId
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 LIMITS = """
-    RECORD_ALIGNMENT ENTRIES_PER_SHARD ENTRY_SIZE_MAX PACK_COUNT_PER_ENTRY_MAX OBJECT_SIZE_MAX CHUNK_SIZE CHUNK_SIZE_MIN
-    CHUNK_SIZE_MAX SMALL_BLOCK_LIMIT NODE_FANOUT LEAF_COUNT_MAX TREE_DEPTH_MAX RANK_MAX KEY_SIZE_MAX GROUP_LEVEL_MAX
+    RECORD_ALIGNMENT ENTRIES_PER_SHARD ENTRIES_PER_EPOCH ENTRY_SIZE_MAX PACK_COUNT_PER_ENTRY_MAX OBJECT_SIZE_MAX
+    CHUNK_SIZE CHUNK_SIZE_MIN CHUNK_SIZE_MAX SMALL_BLOCK_LIMIT NODE_FANOUT LEAF_COUNT_MAX TREE_DEPTH_MAX RANK_MAX
+    KEY_SIZE_MAX GROUP_LEVEL_MAX
 """.split()  # noqa: SIM905 - names, as one writes them
 
 CODE = {
@@ -35,11 +36,13 @@ CODE = {
     "PACK_MAGIC": pack.HEADER_MAGIC,
     "PACK_END_MAGIC": pack.TRAILER_MAGIC,
     "ENTRY_MAGIC": entry.MAGIC,
+    "EPOCH_MAGIC": epoch.MAGIC,
     "RECORD_HEADER_SIZE": record.FIXED_SIZE,
     "PACK_HEADER_SIZE": pack.HEADER_SIZE,
     "PACK_TRAILER_SIZE": pack.TRAILER_SIZE,
     "ENTRY_HEADER_SIZE": entry.HEADER_SIZE,
     "ENTRY_TRAILER_SIZE": entry.TRAILER_SIZE,
+    "EPOCH_ROW_SIZE": epoch.ROW_SIZE,
     "DIGEST_SIZE": ids.DIGEST_SIZE,
     "CHECK_SIZE": digests.CHECK_SIZE,
     "PACK_ID_SIZE": ids.PACK_ID_SIZE,
@@ -69,6 +72,7 @@ CODE = {
 STORE = StoreId(bytes(range(16)))
 PACK = PackId(bytes(range(0xA0, 0xB0)))
 WRITE = bytes(range(0xC0, 0xD0))
+CHECK = bytes(range(0xE0, 0xF0))
 
 
 def test_every_constant_of_the_document_is_that_of_the_code() -> None:
@@ -107,7 +111,7 @@ def test_entry_kinds_of_the_document_are_those_of_the_code() -> None:
     section = DOCUMENT[DOCUMENT.index("## 7.") : DOCUMENT.index("## 8.")]
     fields = {tag: rest.count(",") for tag, rest in re.findall(r'^\| `\["(\w+)"([^\]]*)\]`', section, re.MULTILINE)}
     bodies = (entry.Create, entry.Commit, entry.Supersede, entry.Annotate, entry.Tag, entry.Retire)
-    bodies += (entry.Prune, entry.Thin, entry.Condemn, entry.Generation)
+    bodies += (entry.Prune, entry.Thin, entry.Condemn, entry.Generation, entry.Seal)
     assert fields == {body.__struct_config__.tag: len(body.__struct_fields__) for body in bodies}
 
 
@@ -205,6 +209,21 @@ def example_commit() -> bytes:
     return entry.encode_entry(1, STORE, envelope(body, example_create()[-32:]), inline)
 
 
+def example_epoch() -> bytes:
+    """Of two entries; an object inlined in the second is left out."""
+    files = (example_create(), with_inlined(example_commit()))
+    return epoch.encode_epoch(
+        0, STORE, [epoch.seal_entry(data, entry.decode_entry(data, seq, "")) for seq, data in enumerate(files)]
+    )
+
+
+def with_inlined(encoded: bytes) -> bytes:
+    """An entry with one more object in it."""
+    found = entry.decode_entry(encoded, 1, "")
+    records = [(each.header, each.payload) for each in found.records]
+    return entry.encode_entry(1, STORE, found.envelope, [*records, (header(record.CHUNK, 0, b"abc", b"abc"), b"abc")])
+
+
 EXAMPLES: dict[str, Callable[[], bytes]] = {
     "record, raw": example_raw_record,
     "record, planes, in a pack": example_planes_record,
@@ -221,6 +240,10 @@ EXAMPLES: dict[str, Callable[[], bytes]] = {
     "thin": lambda: wire.encode(entry.Thin(CHUNK, ["optimizer"])),
     "condemn": lambda: wire.encode(entry.Condemn([PACK], [])),
     "generation": lambda: wire.encode(entry.Generation("main", 2, CHUNK, ["oom kill"])),
+    "seal": lambda: wire.encode(
+        entry.Seal([entry.EpochRef(0, len(example_epoch()), example_epoch()[-32:])], [entry.PackRef(PACK, 400, CHECK)])
+    ),
+    "epoch": example_epoch,
     "snapshot": lambda: snapshot.encode_snapshot(SNAPSHOT),
     "context": lambda: wire.encode(CONTEXT),
     "manifest": lambda: wire.encode(MANIFEST),
@@ -279,6 +302,21 @@ def test_entry_examples_are_read_back() -> None:
     assert second.envelope.previous == first.digest == EntryDigest(examples()["entry, create"][-32:])
     assert isinstance(second.envelope.body, entry.Commit)
     assert second.envelope.body.snapshot == digest(second.records[0].payload) == digest(examples()["snapshot"])
+
+
+def test_epoch_example_is_read_back() -> None:
+    data = examples()["epoch"]
+    size = 64 + epoch.table_size(2)
+    assert epoch.decode_head(data[:64], 0, 2, len(data), "example") == STORE
+    rows = epoch.decode_table(data[64:size], 2, len(data), "example")
+    original = with_inlined(examples()["entry, commit"])
+    assert [row.digest for row in rows] == [examples()["entry, create"][-32:], original[-32:]]
+    assert [row.entry_size for row in rows] == [len(examples()["entry, create"]), len(original)]
+    for seq, (name, row) in enumerate(zip(("entry, create", "entry, commit"), rows, strict=True)):
+        assert data[row.offset : row.offset + row.size] == examples()[name]  # the image: without what was inlined
+        found = epoch.decode_image(examples()[name], row, seq, "example")
+        assert (found.digest, found.is_sealed) == (row.digest, True)
+    assert digest(data[:-32]) == data[-32:]
 
 
 def test_object_examples_are_read_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -12,11 +13,29 @@ import casckpt_gc
 import numpy as np
 
 from casckpt.testing.anatomy import dissect
+from casckpt.testing.failing import FailingFileSystem
 from casckpt.testing.invariants import check_depths, index_counts
 from casckpt.testing.trees import difference
-from tests.unit.stores import open_store
+from tests.unit.stores import UnsyncedFileSystem, open_store
 
 SIZE = 20_000  # float32 of noise: more than a commit carries inline
+
+
+class FullDisk(FailingFileSystem):
+    """Nothing can be created or written on it, but for a few entries' worth of bytes once the reserve is gone."""
+
+    def __init__(self, store_path: Path) -> None:
+        operations = {"create", "write", "preallocate"}
+        super().__init__(UnsyncedFileSystem(), fail_at=1, error=errno.ENOSPC, is_forever=True, operations=operations)
+        self._reserve = store_path / "reserve"
+        self._room = 16 * 1024
+
+    def pass_by(self, operation: Any, act: Callable[[], Any]) -> Any:
+        wanted = len(operation.data) + operation.size
+        if self._reserve.exists() or wanted > self._room:
+            return super().pass_by(operation, act)
+        self._room -= wanted
+        return act()
 
 
 def noise(seed: int, size: int = SIZE) -> Any:

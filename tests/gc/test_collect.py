@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import shutil
 from pathlib import Path
@@ -16,12 +15,10 @@ from casckpt_gc import Best, Compaction, Retention, Thinning
 
 import casckpt
 from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, NotFoundError
-from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
-from casckpt.testing.failing import FailingFileSystem
 from casckpt.testing.invariants import index_counts
 from casckpt.testing.trees import difference
-from tests.gc.collecting import check_steps, collect, commit, files, noise, size, tree, trees
+from tests.gc.collecting import FullDisk, check_steps, collect, commit, files, noise, size, tree, trees
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -421,19 +418,7 @@ def test_collection_frees_space_on_a_full_disk(store_path: Path) -> None:
         collect(store, Retention(latest=3))  # makes the reserve
         commit(store, *range(4, 8))
 
-    class Full(FailingFileSystem):
-        room = 16 * 1024  # what a file system has, of the reserve's bytes, for a few entries
-
-        def pass_by(self, operation: Any, act: Any) -> Any:
-            wanted = len(operation.data) + operation.size
-            if os.path.exists(store_path / "reserve") or wanted > self.room:
-                return super().pass_by(operation, act)
-            self.room -= wanted
-            return act()
-
-    disk = Full(
-        LocalFileSystem(), fail_at=1, error=errno.ENOSPC, is_forever=True, operations={"create", "write", "preallocate"}
-    )
+    disk = FullDisk(store_path)
     with open_store(store_path, system=System(file_system=disk)) as store:
         report = collect(store, Retention(latest=1))
         assert (report.condemned_count, report.is_compaction_skipped) == (5, True)

@@ -45,7 +45,7 @@ class Scheduler:
     def run(self, first: Callable[[Actor], None], second: Callable[[Actor], None]) -> int:
         """Both to their ends; returns how many yields there were."""
         threads = [
-            threading.Thread(target=self._do, args=(Actor(self, number), act))
+            threading.Thread(target=self._do, args=(self.make_actor(number), act))
             for number, act in enumerate((first, second))
         ]
         for thread in threads:
@@ -55,6 +55,9 @@ class Scheduler:
         if self.errors:
             raise self.errors[0]
         return self._count
+
+    def make_actor(self, number: int) -> Actor:
+        return Actor(self, number)
 
     def _do(self, actor: Actor, act: Callable[[Actor], None]) -> None:
         try:

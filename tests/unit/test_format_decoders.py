@@ -290,11 +290,11 @@ def test_every_byte_of_an_entry_is_guarded() -> None:
 
 
 def test_entry_of_an_unknown_kind_is_unsupported_and_an_oversized_one_corrupt() -> None:
-    class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
+    class Merge(msgspec.Struct, frozen=True, array_like=True, tag="merge"):
         upto: int
 
     with pytest.raises(UnsupportedFormatError, match=r"does not know.*Upgrade casckpt"):
-        entry.decode_entry(entry_of(Seal(5)), 1, "timeline entry 1")
+        entry.decode_entry(entry_of(Merge(5)), 1, "timeline entry 1")
     oversized = b"CASENTR1" + bytes((4 << 20) - 7)
     cheaply(lambda: entry.decode_entry(oversized, 1, "x"))
 

@@ -1,0 +1,139 @@
+"""A sealing whose disk fails, whose process is killed, or whose power goes, at its n-th operation: n = 1, 2, 3 …"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import casckpt
+from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.process import System
+from casckpt.testing import killing
+from casckpt.testing.failing import CountingFileSystem
+from casckpt.testing.recording import CrashState, RecordingFileSystem, crash_states
+from casckpt.testing.wrapping import Operation
+from tests.gc.sealing import check_after, make, seal, short_epochs
+from tests.gc.test_sweeps import MODES, Killed
+from tests.unit.stores import UnsyncedFileSystem
+
+pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
+
+PARTS = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def epochs() -> Iterator[None]:
+    with short_epochs():
+        yield
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, epochs: None) -> Path:
+    path = tmp_path_factory.mktemp("start") / "store"
+    make(path)
+    return path
+
+
+def copy(start: Path, path: Path) -> Path:
+    return Path(shutil.copytree(start, path, ignore=shutil.ignore_patterns("index")))
+
+
+def check(path: Path, label: str) -> None:
+    try:
+        check_after(path)
+    except BaseException as error:
+        raise AssertionError(f"{label}: {error!r}") from error
+    shutil.rmtree(path)
+
+
+# --- a disk that fails, a process that stops ---
+
+
+def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
+    disk = CountingFileSystem(UnsyncedFileSystem())
+    seal(copy(start, tmp_path / "counted"), System(file_system=disk))
+    done = 0
+    for n in range(1, disk.count + 1, stride):
+        path = copy(start, tmp_path / str(n))
+        with contextlib.suppress(Killed, casckpt.CasckptError):
+            seal(path, System(file_system=MODES[mode](n)))
+        check(path, f"{mode}, operation {n} of {disk.count}")
+        done += 1
+    return done
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_some_faults_of_a_sealing_lose_nothing(start: Path, tmp_path: Path, mode: str) -> None:
+    assert sweep(start, tmp_path, mode, 17) > 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_fault_of_a_sealing_loses_nothing(start: Path, tmp_path: Path, mode: str) -> None:
+    assert sweep(start, tmp_path, mode, 1) > 30
+
+
+# --- a power cut ---
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory, epochs: None) -> list[CrashState]:
+    """What a power cut in the sealing may leave; everything before it was acknowledged."""
+    root = tmp_path_factory.mktemp("recorded")
+    disk = RecordingFileSystem(LocalFileSystem(), str(root))
+    make(root / "store", System(file_system=disk))
+    before = sum(isinstance(step, Operation) for step in disk.log)
+    seal(root / "store", System(file_system=disk))
+    return [state for state in crash_states(disk.log) if state.prefix >= before]
+
+
+def cut(states: list[CrashState], tmp_path: Path) -> None:
+    for number, state in enumerate(states):
+        (tmp_path / str(number)).mkdir()
+        state.write_to(str(tmp_path / str(number)))
+        check(tmp_path / str(number) / "store", state.label)
+
+
+def test_some_power_cuts_in_a_sealing_lose_nothing(states: list[CrashState], tmp_path: Path) -> None:
+    assert len(states) > 100
+    cut(states[::67], tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_power_cut_in_a_sealing_loses_nothing(states: list[CrashState], tmp_path: Path, part: int) -> None:
+    cut(states[part::PARTS], tmp_path)
+
+
+# --- SIGKILL ---
+
+
+def argv(path: Path) -> list[str]:
+    return [sys.executable, "-m", "tests.gc.sealing", str(path)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.skipif(killing.why_not() is not None, reason=str(killing.why_not()))
+def test_every_kill_in_a_sealing_loses_nothing(start: Path, tmp_path: Path, part: int) -> None:
+    """A real process, at its n-th changing system call."""
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    counts = killing.count_calls(argv(copy(start, tmp_path / "counted")))
+    points = [(call, number) for call, count in counts.items() for number in range(1, count + 1)][part::PARTS]
+    assert {"unlink", "fdatasync", "link"} <= counts.keys()
+    killed = 0
+    for call, number in points:
+        path = copy(start, tmp_path / f"{call}-{number}")
+        process = killing.start_killed(argv(path), call, number)
+        killed += killing.was_killed(process)
+        check(path, f"{call} {number}")
+    assert killed >= 0.9 * len(points)  # threads take turns: the last few numbers may not be reached
