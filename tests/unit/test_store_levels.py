@@ -147,6 +147,7 @@ def test_tensors_of_every_dtype_come_back_from_differences_of_every_density(stor
             assert {name: str(each.dtype) for name, each in found.items()} == {name: f"torch.{name}" for name in names}
 
 
+@pytest.mark.full
 def test_counts_after_retiring_are_those_of_what_remains(store_path: Path) -> None:
     with open_store(store_path, chunk_size=4096) as store:
         for step in range(12):
