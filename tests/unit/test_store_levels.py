@@ -120,7 +120,6 @@ def test_decoding_cost_of_every_step_of_a_long_history_is_what_the_level_allows(
 
 
 @pytest.mark.full
-@pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 def test_tensors_of_every_dtype_come_back_from_differences_of_every_density(store_path: Path, level: str) -> None:
     """Any bits: NaNs of all payloads and subnormal numbers among them; none, a few or all items change."""
