@@ -258,8 +258,12 @@ class Findings:
         return fates + [PackFate(each.pack_id.hex(), "rewrite", each.size_bytes, each.needed_bytes) for each in chosen]
 
     def without_recoding(self, store: Store, mark: Mark) -> Findings:
-        """The same with nothing encoded anew."""
-        return _findings(store, mark, Recoding(), self.compaction) if self.recoding.bases else self
+        """The same with nothing encoded anew; `mark` is what is needed then."""
+        if not self.recoding.bases:
+            return self
+        found = census(store, mark)
+        chosen = self.compaction.chosen(found.packs) if self.compaction is not None else {}
+        return Findings(mark, Recoding(), found, chosen, self.compaction)
 
 
 NOTHING = Findings(None, Recoding(), Census({}, Counter(), 0, 0), {}, None)
@@ -271,18 +275,14 @@ def find(store: Store, mark: Mark, compaction: Compaction | None) -> Findings:
     Raises:
         CorruptionError, IncompleteError: it is not certain.
     """
-    recoding = Recoding()
+    found, recoding = census(store, mark), Recoding()
     if compaction is not None:
-        level = store._committer.options["level"]
-        recoding = find_recoding(store, mark, census(store, mark), compaction, level)
-    return _findings(store, mark, recoding, compaction)
-
-
-def _findings(store: Store, mark: Mark, recoding: Recoding, compaction: Compaction | None) -> Findings:
-    needed = mark.recode(recoding.foreseen()) if recoding.bases else mark
-    found = census(store, needed)
+        recoding = find_recoding(store, mark, found, compaction, store._committer.options["level"])
+    if recoding.bases:
+        mark = mark.recode(recoding.foreseen())
+        found = census(store, mark)
     chosen = compaction.chosen(found.packs, recoding.packs) if compaction is not None else {}
-    return Findings(needed, recoding, found, chosen, compaction)
+    return Findings(mark, recoding, found, chosen, compaction)
 
 
 def _fates(

@@ -65,7 +65,7 @@ def collect_ten_dead(path: Path, chunk_count: int) -> Counter[str]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)  # most of it is making the store
 def test_what_a_collection_touches_follows_the_garbage(tmp_path: Path) -> None:
     few, many = (collect_ten_dead(tmp_path / str(count), count) for count in (1_000, 100_000))
     for name in ("create", "rename", "unlink", "link", "bytes written"):
