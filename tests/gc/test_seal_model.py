@@ -304,6 +304,7 @@ def test_no_interleaving_with_a_sealer_loses_anything(start: Model, names: tuple
     assert next(losses(make_actors(Safeguards(), *names), start), None) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", Safeguards.__dataclass_fields__)
 def test_each_safeguard_of_sealing_is_needed(name: str) -> None:
     weaker = replace(Safeguards(), **{name: False})
