@@ -156,12 +156,15 @@ def make_epochs(store: Store) -> Mapping[int, int]:
         refs = {ref.number: ref for ref in epoch_refs(txn)}
     found = replaceable(store, range(0))
     for ref in (refs[number] for number in sorted({epoch_of(seq) for seq in found} & refs.keys())):
-        if timeline.epochs.size(entries_of(ref.number).start) is None:
+        start = entries_of(ref.number).start
+        if timeline.epochs.size(start) is None:
             try:
                 encoded = _encode(store, ref.number)
             except NotFoundError as error:
-                raise CorruptionError(f"epoch {ref.number} is missing, and so is {error.message}") from error
-            if encoded[-32:] == ref.digest:
-                timeline.epochs.publish(ref.number, encoded)
+                if timeline.epochs.size(start) is None:  # else another collection was faster: first there, then gone
+                    raise CorruptionError(f"epoch {ref.number} is missing, and so is {error.message}") from error
+            else:
+                if encoded[-32:] == ref.digest:
+                    timeline.epochs.publish(ref.number, encoded)
         timeline.epochs.check(ref)
     return {seq: size for seq, size in found.items() if epoch_of(seq) in refs}

@@ -38,7 +38,7 @@ def heard(folder: BeatFolder) -> Beat:
 
 
 def test_engine_tells_a_supervisor_of_its_steps_and_phases_by_itself(store: casckpt.Store, folder: BeatFolder) -> None:
-    with casckpt.CheckpointEngine(store, async_mode=False) as engine:
+    with casckpt.CheckpointEngine(store, save_budget=None, async_mode=False) as engine:
         engine.register("w", {"w": np.zeros(8)}, casckpt.SaveStrategy(every_steps=2))
         engine.restore()
         assert (heard(folder).step, heard(folder).phase) == (-1, "restoring")  # nobody is to miss it yet
@@ -55,7 +55,7 @@ def test_engine_tells_a_supervisor_of_its_steps_and_phases_by_itself(store: casc
 
 def test_save_that_gets_on_is_a_sign_of_life(store: casckpt.Store, folder: BeatFolder, monkeypatch: Any) -> None:
     monkeypatch.setattr("casckpt.engine.beats._SUPERVISED_PERIOD_S", 0.0)  # each sign is written
-    with casckpt.CheckpointEngine(store, async_mode=False) as engine:
+    with casckpt.CheckpointEngine(store, save_budget=None, async_mode=False) as engine:
         weights = np.random.default_rng(0).standard_normal(6 << 20)  # 48 chunks, in several batches
         engine.register("w", {"w": weights})
         before = heard(folder).counter
@@ -111,14 +111,14 @@ def test_folder_of_beats_that_is_gone_stops_no_training(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("CASCKPT_BEATS", str(tmp_path / "file" / "beats"))
-    with caplog.at_level(logging.WARNING), casckpt.CheckpointEngine(store) as engine:
+    with caplog.at_level(logging.WARNING), casckpt.CheckpointEngine(store, save_budget=None) as engine:
         engine.register("w", {"w": np.zeros(8)}, casckpt.SaveStrategy(every_steps=1, expect_change=False))
         engine.step(1)
         engine.step(2)
     assert store.steps() == [1, 2]
     assert caplog.text.count("cannot be told that this training is alive") == 1
     monkeypatch.setenv("CASCKPT_BEATS", str(tmp_path / "beats"))
-    with casckpt.CheckpointEngine(store) as engine:
+    with casckpt.CheckpointEngine(store, save_budget=None) as engine:
         engine.register("w", {"w": np.zeros(8)}, casckpt.SaveStrategy(every_steps=1))
         engine.restore()
         shutil.rmtree(tmp_path / "beats")

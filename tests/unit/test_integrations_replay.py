@@ -324,6 +324,8 @@ def test_a_commit_costs_the_rows_that_are_new(kind: Kind, store_path: Path) -> N
         second = store.commit(2, state).new_bytes
         mutable = store.commit(3, state).new_bytes
     new_count = 3 if len(state) > 2 else 1
+    if kind is KINDS["tianshou Cached"]:
+        new_count += CAPACITY  # an episode that ended went from its cache to the rest, of which it is the whole now
     assert first > (CAPACITY - 1) * row_size > 18_000
     assert mutable == 0
     assert second < new_count * row_size + 5000  # priorities and episodes of a small ring
