@@ -26,7 +26,7 @@ from casckpt.index.lmdb_kv import WRITE_LOCK_NAME
 from casckpt.index.lock import SAFE_FLAGS, WriteLock, try_lock
 from casckpt.index.place import INDEX_NAME, is_network_path
 from casckpt.index.tables import TABLES, read_applied
-from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.fs import LocalFileSystem, write_file
 from casckpt.storage.process import System
 
 OK, WARN, PROBLEM = "ok", "warn", "problem"
@@ -157,12 +157,7 @@ def _abilities(root: str) -> Iterator[Finding]:
     fs, system = LocalFileSystem(), System()
     first, second = system.temporary_path(root), system.temporary_path(root)
     try:
-        file = fs.create(first)
-        try:
-            file.write([b"casckpt doctor\n"], 0)
-            file.sync()
-        finally:
-            file.close()
+        write_file(fs, first, [b"casckpt doctor\n"])
         yield _try_link(first, second)
         yield _try_exclusive(fs, first, second)
         yield _try_folder_sync(fs, root)

@@ -42,10 +42,10 @@ class Alive:
             quiet_s: how long nothing may be heard from now on.
         """
         self._step = self._step if step is None else step
-        file, facts = self._file, (own_generation(self._store), self._counts.failed)
-        if file is not None:
+        if self._file is not None:
+            beat, generation, failed = self._file.beat, own_generation(self._store), self._counts.failed
             self._try(
-                lambda: file.beat(self._step, generation=facts[0], phase=phase, failed_saves=facts[1], quiet_s=quiet_s)
+                lambda: beat(self._step, generation=generation, phase=phase, failed_saves=failed, quiet_s=quiet_s)
             )
 
     def say_failed(self, error: BaseException) -> None:

@@ -20,7 +20,7 @@ from casckpt.format.entry import HEADER_SIZE, TRAILER_SIZE, Entry, EpochRef
 from casckpt.format.epoch import Row, decode_head, decode_image, decode_table, table_size
 from casckpt.ids import EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_EPOCH
-from casckpt.storage.fs import File, is_about_file
+from casckpt.storage.fs import File, is_about_file, write_file
 from casckpt.storage.process import System
 
 EPOCHS = "epochs"  # the folder, in that of the timeline
@@ -156,13 +156,8 @@ class Epochs:
         fs.make_folder(self.folder)
         fs.sync_folder(self.folder.rpartition("/")[0])
         temporary = self._system.temporary_path(self.folder.rpartition("/timeline/")[0])
-        file = fs.create(temporary)
         try:
-            try:
-                file.write([encoded], 0)
-                file.sync()
-            finally:
-                file.close()
+            write_file(fs, temporary, [encoded])
             with contextlib.suppress(FileExistsError):  # its bytes follow from the entries: it is the same
                 fs.link(temporary, self.path(number))
             fs.sync_folder(self.folder)

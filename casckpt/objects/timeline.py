@@ -23,7 +23,7 @@ from casckpt.format.entry import TRAILER_SIZE, Entry, decode_entry
 from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX, GAP_MAX
 from casckpt.objects.epochs import Epochs, entries_of
-from casckpt.storage.fs import FileSystem, is_about_file, read_file
+from casckpt.storage.fs import FileSystem, is_about_file, read_file, write_file
 from casckpt.storage.process import System
 
 SEQ_DIGITS, SHARD_DIGITS = 20, 14
@@ -161,13 +161,8 @@ class Timeline:
             if seq and seq % ENTRIES_PER_SHARD == 0:
                 self.make_durable(seq - 1)  # nobody syncs that folder again, and its last writer may have died before
         temporary = self._system.temporary_path(self.root)
-        file = self.fs.create(temporary)
         try:
-            try:
-                file.write([encoded], 0)
-                file.sync()
-            finally:
-                file.close()
+            write_file(self.fs, temporary, [encoded])
             if is_verified and read_file(self.fs, temporary, ENTRY_SIZE_MAX) != encoded:
                 raise CorruptionError(
                     f"timeline entry {seq}: what was read back is not what was written. Nothing was committed. "

@@ -23,6 +23,7 @@ from typing import Any
 
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.errors import CasckptError, CorruptionError, IncompleteError, InvalidInputError, NotFoundError
+from casckpt.format.snapshot import DROPPABLE, NECESSITIES
 from casckpt.objects.spool import Spool
 from casckpt.recovery.checks import Check, Reference, find_nonfinite, find_schedule_gaps, run_checks
 from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, decide, survey
@@ -40,7 +41,6 @@ from casckpt.store.values import RestoreReport, Snapshot, Value
 DEFAULT_CHECKS: tuple[Check, ...] = (find_nonfinite, find_schedule_gaps)
 Load = Callable[[Snapshot], RestoreReport]
 LoadMigrated = Callable[[Mapping[str, Any], Snapshot], None]
-DROPPABLE = "droppable"
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class RecoveryCoordinator:
 
     def _may_fill(self, name: Any, snapshot: Snapshot, live: _Live) -> bool:
         stored = snapshot.components.get(name)
-        is_droppable = stored is not None and stored.necessity == DROPPABLE
+        is_droppable = stored is not None and stored.necessity == NECESSITIES[DROPPABLE]
         return self._policy.fill_droppable and is_droppable and live.can_leave
 
     def _fill(

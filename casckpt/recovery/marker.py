@@ -11,7 +11,7 @@ import contextlib
 
 import msgspec
 
-from casckpt.storage.fs import read_file
+from casckpt.storage.fs import read_file, write_file
 from casckpt.storage.process import System
 
 RESTORING, RESTORED = "restoring", "restored"
@@ -58,11 +58,6 @@ class Marker:
         fs = self._system.file_system
         folder = self._path.rpartition("/")[0] or "."
         temporary = f"{self._path}.{self._system.random_bytes(8).hex()}"
-        file = fs.create(temporary)
-        try:
-            file.write([msgspec.json.encode(mark)], 0)
-            file.sync()
-        finally:
-            file.close()
+        write_file(fs, temporary, [msgspec.json.encode(mark)])
         fs.rename(temporary, self._path)
         fs.sync_folder(folder)

@@ -22,7 +22,7 @@ import os
 import stat
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from casckpt.errors import OutOfSpaceError, StorageError
@@ -106,6 +106,24 @@ def read_file(fs: FileSystem, path: str, size_max: int) -> bytes:
             raise StorageError(f"{path}: {size} bytes, expected at most {size_max}", path=path, errno=errno.EFBIG)
         buffer = bytearray(size)
         return bytes(buffer[: file.read_into(buffer, 0)])
+    finally:
+        file.close()
+
+
+def write_file(fs: FileSystem, path: str, parts: Iterable[Any]) -> None:
+    """A new file of these buffers, one after the other; durable but for its name: that takes a sync of the folder.
+
+    Raises:
+        FileExistsError: there is such a file.
+        StorageError: it could not be written; a part of it may lie there.
+    """
+    file = fs.create(path)
+    try:
+        offset = 0
+        for part in parts:
+            file.write([part], offset)
+            offset += len(part)
+        file.sync()
     finally:
         file.close()
 

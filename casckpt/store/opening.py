@@ -36,7 +36,7 @@ from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, ENTRY_SIZ
 from casckpt.objects.packs import list_packs
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import VERIFY_MODES
-from casckpt.storage.fs import FileSystem, is_about_file, read_file
+from casckpt.storage.fs import FileSystem, is_about_file, read_file, write_file
 from casckpt.storage.process import System
 from casckpt.store.store import Store
 from casckpt.version import __version__
@@ -272,12 +272,7 @@ def _make_durable_folder(fs: FileSystem, path: str) -> None:
 
 def _write_document(fs: FileSystem, root: str, system: System, encoded: bytes) -> None:
     temporary = system.temporary_path(root)
-    file = fs.create(temporary)
-    try:
-        file.write([encoded], 0)
-        file.sync()
-    finally:
-        file.close()
+    write_file(fs, temporary, [encoded])
     fs.rename(temporary, f"{root}/{DOCUMENT}")
     fs.sync_folder(root)
 

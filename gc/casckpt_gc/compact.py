@@ -60,9 +60,7 @@ class Rewriting:
         self._store = store
         self._mark = mark
         self._is_stopped = is_stopped
-        self._writer = ObjectWriter(
-            store.path, store.store_id, store._system, lambda ids: [False] * len(ids), verify=store._committer._verify
-        )
+        self._writer = pack_writer(store)
 
     @property
     def pack_ids(self) -> list[bytes]:
@@ -107,6 +105,18 @@ class Rewriting:
     def end(self) -> None:
         """Remove temporary files that are left."""
         self._writer.abort()
+
+
+def pack_writer(store: Store) -> ObjectWriter:
+    """Writes records into packs, whatever of them the store has already."""
+    return ObjectWriter(
+        store.path,
+        store.store_id,
+        store._system,
+        lambda ids: [False] * len(ids),
+        verify=store._committer._verify,
+        may_inline=False,
+    )
 
 
 def read_record(file: File, row: PackRow) -> tuple[RecordHeader, memoryview]:

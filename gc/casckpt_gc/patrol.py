@@ -25,7 +25,7 @@ from casckpt.ids import ObjectId, PackId, SnapshotId
 from casckpt.index.tables import CONDEMNED, decode_pack_row, key_number
 from casckpt.objects import graph
 from casckpt.objects.packs import check_frame, pack_path, read_rows
-from casckpt.storage.fs import File, is_about_file, read_file
+from casckpt.storage.fs import File, is_about_file, read_file, write_file
 from casckpt.store.store import Store
 from casckpt.store.values import Value
 from casckpt_gc.mark import objects_below, roots
@@ -250,12 +250,7 @@ def _time_write(store: Store) -> float:
     path = system.temporary_path(store.path)
     started_s = system.monotonic_s()
     try:
-        file = system.file_system.create(path)
-        try:
-            file.write([bytes(4096)], 0)
-            file.sync()
-        finally:
-            file.close()
+        write_file(system.file_system, path, [bytes(4096)])
         return system.monotonic_s() - started_s
     except StorageError:
         return float("inf")

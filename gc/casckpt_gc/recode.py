@@ -86,6 +86,7 @@ class _Choice:
         self.bases: dict[ObjectId, Sequence[ObjectId]] = {}
         self.packs: set[int] = set()
         self.plain_bytes = 0
+        self._written_bytes = 0  # at most, the other needed records of those packs included
         self._store = store
         self._mark = mark
         self._states = found.packs
@@ -159,7 +160,7 @@ class _Choice:
         lines = self._lines()
         warm = Mark(self._store, self._mark.withdrawn)
         warm.add(each for line in lines for each in line[-self._compaction.cold_after :])
-        encoder = Encoder(self._store, Recoding(level=level))
+        encoder = Encoder(self._store, Recoding(self.bases, level=level))
         for line in lines:
             before: dict[str, list[ObjectId]] = {}
             for snapshot_id in line[: -self._compaction.cold_after]:
@@ -177,9 +178,8 @@ class _Choice:
         places = self._in_packs(object_id)
         if not places or places[0].bases or places[0].codec == CONSTANT:
             return
-        encoder.recoding = Recoding({**self.bases, object_id: bases}, level=encoder.recoding.level)
         try:
-            header, _ = encoder.encode_one(object_id)
+            header, _ = encoder.encode_one(object_id, bases)
         except CasckptError:
             return  # damaged: for a repair
         gain = encoder.recoding.level.standalone_gain * places[0].plain_size
@@ -207,12 +207,15 @@ class _Choice:
 
     def _take(self, wanted: Mapping[ObjectId, Sequence[ObjectId]]) -> bool:
         """Take some objects together, if the budget has room for them and for the packs that they lie in."""
-        packs = {place.pack_no for each in wanted for place in self._in_packs(each)} | self.packs
-        plain_bytes = self.plain_bytes + sum(self._places(each)[0].plain_size for each in wanted)
-        if plain_bytes + sum(self._states[number].needed_bytes for number in packs) > self._compaction.budget_bytes:
+        packs = {place.pack_no for each in wanted for place in self._in_packs(each)} - self.packs
+        plain_bytes = sum(self._places(each)[0].plain_size for each in wanted)
+        written_bytes = plain_bytes + sum(self._states[number].needed_bytes for number in packs)
+        if self._written_bytes + written_bytes > self._compaction.budget_bytes:
             return False
         self.bases |= wanted
-        self.packs, self.plain_bytes = packs, plain_bytes
+        self.packs |= packs
+        self.plain_bytes += plain_bytes
+        self._written_bytes += written_bytes
         return True
 
     def _places(self, object_id: ObjectId) -> list[Place]:
@@ -254,14 +257,14 @@ class Encoder:
         Raises:
             CorruptionError, IncompleteError: an object cannot be read.
         """
-        for object_id in self.recoding.bases:
-            yield self.encode_one(object_id)
+        for object_id, bases in self.recoding.bases.items():
+            yield self.encode_one(object_id, bases)
 
-    def encode_one(self, object_id: ObjectId) -> tuple[RecordHeader, memoryview]:
+    def encode_one(self, object_id: ObjectId, wanted: Sequence[ObjectId]) -> tuple[RecordHeader, memoryview]:
         """The new record of one object: the difference to a base that is worth it, else what it takes by itself."""
         from casckpt.codec.best import Base, encode_best
 
-        bases = [each for each in self.recoding.bases[object_id] if self._may_be_base(each, object_id)]
+        bases = [each for each in wanted if self._may_be_base(each, object_id)]
         plain = self._store._keeper.reader.read_together([object_id, *bases])
         chunk = plain[object_id]
         forms = {size: encode(chunk, size) for size in _ITEM_SIZES}

@@ -42,11 +42,11 @@ from casckpt.limits import BATCH_SIZE, ENTRY_SIZE_MAX
 from casckpt.objects.epochs import entries_of
 from casckpt.objects.packs import pack_path, read_rows
 from casckpt.objects.writer import ObjectWriter
-from casckpt.storage.fs import FileSystem, read_file
+from casckpt.storage.fs import FileSystem, read_file, write_file
 from casckpt.store.opening import add_feature
 from casckpt.store.store import Store
 from casckpt.store.values import Value
-from casckpt_gc.compact import read_record
+from casckpt_gc.compact import pack_writer, read_record
 from casckpt_gc.patrol import Finding, check_pack, needing, packs_of
 
 QUARANTINE = "quarantine"
@@ -244,7 +244,7 @@ def _replace_entries(store: Store, source: Store | None, entries: Iterable[Entry
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             fs.link(path, f"{folder}/entry-{each.seq}")
         fs.sync_folder(folder)
-        _write(fs, temporary, [data])
+        write_file(fs, temporary, [data])
         fs.make_folder(path.rpartition("/")[0])
         fs.rename(temporary, path)
         fs.sync_folder(path.rpartition("/")[0])
@@ -379,14 +379,7 @@ class _Healer:
     def _write_anew(self, heal: Heal) -> None:
         """A new pack, and the entry that makes it part of the store; the old one is condemned if nothing is lost."""
         store, pack_id = self._store, PackId(bytes.fromhex(heal.pack))
-        writer = ObjectWriter(
-            store.path,
-            store.store_id,
-            store._system,
-            lambda ids: [False] * len(ids),
-            verify=store._committer._verify,
-            may_inline=False,
-        )
+        writer = pack_writer(store)
         try:
             rows = self._rows(pack_id)
             kinds = {row.object_id: row.kind for row in rows}
@@ -440,19 +433,6 @@ def _copy(source: FileSystem, path: str, fs: FileSystem, target: str, size: int)
     try:
         buffer = memoryview(bytearray(BATCH_SIZE))
         starts = range(0, size, BATCH_SIZE)
-        _write(fs, target, (buffer[: reading.read_into(buffer[: min(BATCH_SIZE, size - at)], at)] for at in starts))
+        write_file(fs, target, (buffer[: reading.read_into(buffer[: min(BATCH_SIZE, size - at)], at)] for at in starts))
     finally:
         reading.close()
-
-
-def _write(fs: FileSystem, target: str, parts: Iterable[bytes | memoryview]) -> None:
-    """A new file, durable."""
-    writing = fs.create(target)
-    try:
-        at = 0
-        for part in parts:
-            writing.write([part], at)
-            at += len(part)
-        writing.sync()
-    finally:
-        writing.close()

@@ -22,8 +22,8 @@ from casckpt.ids import ObjectId
 from casckpt.index.tables import decode_object, epoch_count, epoch_refs
 from casckpt.objects.apply import inlined_ids
 from casckpt.objects.epochs import entries_of, epoch_of
-from casckpt.objects.writer import ObjectWriter
 from casckpt.store.store import Store
+from casckpt_gc.compact import pack_writer
 from casckpt_gc.compaction import Compaction
 from casckpt_gc.mark import Mark, is_condemned, roots
 
@@ -70,14 +70,7 @@ class Sealing:
         self._refs: list[EpochRef] = []
         self._inlined: set[ObjectId] = set()
         self._copied: set[ObjectId] = set()
-        self._writer = ObjectWriter(
-            store.path,
-            store.store_id,
-            store._system,
-            lambda ids: [False] * len(ids),
-            verify=store._committer._verify,
-            may_inline=False,
-        )
+        self._writer = pack_writer(store)
 
     def prepare(self) -> None:
         """Copy what is needed; durable and read back when it returns. Memory: one epoch, one batch of a pack.

@@ -190,7 +190,10 @@ def play(start: Path, path: Path, names: tuple[str, str], switches: tuple[int, .
 PAIRS = [("commit", "collect"), ("collect", "commit"), ("restore", "collect"), ("collect", "collect")]
 
 
-def sweep(start: Path, tmp_path: Path, names: tuple[str, str], stride: int) -> int:
+Play = Callable[[Path, Path, tuple[str, str], tuple[int, ...]], int]
+
+
+def sweep(start: Path, tmp_path: Path, names: tuple[str, str], stride: int, play: Play = play) -> int:
     """All schedules with at most two interruptions, or every `stride`-th of them; returns how many ran."""
     count = play(start, tmp_path / "counted", names, ())
     ones = [(at,) for at in range(1, count + 1)]

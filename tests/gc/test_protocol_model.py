@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.gc.exploring import Step, losses
+
 Pack = str
 
 
@@ -43,10 +45,6 @@ class Model:
     def append(self, seen: int, entry: tuple[Any, ...]) -> Model | None:
         """The entry under number `seen`; None when that is taken."""
         return replace(self, log=(*self.log, entry)) if seen == len(self.log) else None
-
-
-Step = Callable[[Model, dict[str, Any]], "tuple[Model, dict[str, Any], int] | None"]
-"""An atomic step: the store and the actor's own memory after it, and which step comes next. None: it cannot run now."""
 
 
 @dataclass(frozen=True)
@@ -162,32 +160,7 @@ def collector(guards: Safeguards, name: str) -> list[Step]:
 Actors = dict[str, list[Step]]
 
 
-def losses(actors: Actors) -> Iterator[str]:
-    """Every interleaving, each state once: what was lost in it, if anything."""
-    start = (Model(), tuple((name, 0, ()) for name in actors))
-    waiting, met = [start], {start}
-    while waiting:
-        model, states = waiting.pop()
-        yield from _losses_of(model, states)
-        is_stuck = True
-        for at, (name, step, own) in enumerate(states):
-            if step >= len(actors[name]):
-                continue
-            result = actors[name][step](model, dict(own))
-            if result is None:
-                continue
-            is_stuck = False
-            after, memory, following = result
-            moved = (name, following, tuple(sorted(memory.items())))
-            state = after, (*states[:at], moved, *states[at + 1 :])
-            if state not in met:
-                met.add(state)
-                waiting.append(state)
-        if is_stuck and any(step < len(actors[name]) for name, step, _ in states):
-            yield f"stuck: {states}"
-
-
-def _losses_of(model: Model, states: tuple[Any, ...]) -> Iterator[str]:
+def losses_of(model: Model, states: tuple[Any, ...]) -> Iterator[str]:
     for name, pack in model.live().items():
         if pack not in model.packs:
             yield f"snapshot {name} needs {pack}, packs are {sorted(model.packs)}: {model.log}"
@@ -213,16 +186,16 @@ ALL = ("commit", "restore", "collect", "another")
     "names", [("commit", "collect"), ("restore", "collect"), ("collect", "another"), ("commit", "restore", "collect")]
 )
 def test_no_interleaving_loses_anything(names: tuple[str, ...]) -> None:
-    assert next(losses(make(Safeguards(), *names)), None) is None
+    assert next(losses(make(Safeguards(), *names), Model(), losses_of), None) is None
 
 
 @pytest.mark.full
 def test_no_interleaving_of_all_four_loses_anything() -> None:
-    assert next(losses(make(Safeguards(), *ALL)), None) is None
+    assert next(losses(make(Safeguards(), *ALL), Model(), losses_of), None) is None
 
 
 @pytest.mark.parametrize("name", Safeguards.__dataclass_fields__)
 def test_each_safeguard_is_needed(name: str) -> None:
     weaker = replace(Safeguards(), **{name: False})
     actors = ALL if name.startswith("unnamed") else ("commit", "restore", "collect")
-    assert next(losses(make(weaker, *actors)), None) is not None
+    assert next(losses(make(weaker, *actors), Model(), losses_of), None) is not None

@@ -6,7 +6,6 @@ before it opens an entry.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,12 @@ import casckpt_gc
 import pytest
 from casckpt_gc import Retention
 
-from casckpt.errors import CasckptError, NotFoundError
+from casckpt.errors import NotFoundError
 from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import Operation
 from tests.gc.collecting import check_steps, collect, commit
 from tests.gc.sealing import short_epochs, tree, trees
-from tests.gc.test_interleavings import Actor, Scheduler
+from tests.gc.test_interleavings import PAIRS, Actor, Scheduler, sweep
 from tests.unit.stores import open_store
 
 RETENTION = Retention(latest=1)
@@ -108,26 +107,8 @@ def play(start: Path, path: Path, names: tuple[str, str], switches: tuple[int, .
     return count
 
 
-def sweep(start: Path, tmp_path: Path, names: tuple[str, str], stride: int) -> int:
-    """All schedules with at most two interruptions, or every `stride`-th of them; returns how many ran."""
-    count = play(start, tmp_path / "counted", names, ())
-    ones = [(at,) for at in range(1, count + 1)]
-    twos = list(itertools.combinations(range(1, count + 6), 2))
-    done = 0
-    for switches in (ones + twos)[::stride]:
-        try:
-            play(start, tmp_path / "-".join(map(str, switches)), names, switches)
-        except (CasckptError, AssertionError) as error:
-            raise AssertionError(f"{names}, switching at {switches}: {error!r}") from error
-        done += 1
-    return done
-
-
-PAIRS = [("commit", "collect"), ("collect", "commit"), ("restore", "collect"), ("collect", "collect")]
-
-
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("names", PAIRS, ids=" ".join)
 def test_interleavings_with_a_sealing_lose_nothing(start: Path, tmp_path: Path, names: tuple[str, str]) -> None:
-    assert sweep(start, tmp_path, names, 61) > 10
+    assert sweep(start, tmp_path, names, 61, play) > 10

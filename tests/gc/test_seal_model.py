@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.gc.exploring import Step, losses
+
 PER_EPOCH = 2
 
 
@@ -74,7 +76,6 @@ def needed(log: list[Entry]) -> set[str]:
     return {each.needs for each in log if each.needs and each.name != "old"}
 
 
-Step = Callable[[Model, dict[str, Any]], "tuple[Model, dict[str, Any], int] | None"]
 END = 99
 
 
@@ -243,32 +244,7 @@ def make_actors(guards: Safeguards, *names: str) -> Actors:
     return {name: kinds[name]() for name in names}
 
 
-def losses(actors: Actors, start: Model) -> Iterator[str]:
-    """Every interleaving, each state once: what was lost in it, if anything."""
-    first = (start, tuple((name, 0, ()) for name in actors))
-    waiting, met = [first], {first}
-    while waiting:
-        model, states = waiting.pop()
-        yield from _losses_of(model, states)
-        is_stuck = True
-        for at, (name, step, own) in enumerate(states):
-            if step >= len(actors[name]):
-                continue
-            result = actors[name][step](model, dict(own))
-            if result is None:
-                continue
-            is_stuck = False
-            after, memory, following = result
-            moved = (name, following, tuple(sorted(memory.items(), key=lambda item: item[0])))
-            state = after, (*states[:at], moved, *states[at + 1 :])
-            if state not in met:
-                met.add(state)
-                waiting.append(state)
-        if is_stuck and any(step < len(actors[name]) for name, step, _ in states):
-            yield f"stuck: {states}"
-
-
-def _losses_of(model: Model, states: tuple[Any, ...]) -> Iterator[str]:
+def losses_of(model: Model, states: tuple[Any, ...]) -> Iterator[str]:
     log = model.log()
     for seq, entry in model.acknowledged:
         if seq >= len(log) or log[seq] != entry:
@@ -301,11 +277,11 @@ CASTS = [
 
 @pytest.mark.parametrize(("start", "names"), CASTS, ids=lambda value: " ".join(value) if type(value) is tuple else "")
 def test_no_interleaving_with_a_sealer_loses_anything(start: Model, names: tuple[str, ...]) -> None:
-    assert next(losses(make_actors(Safeguards(), *names), start), None) is None
+    assert next(losses(make_actors(Safeguards(), *names), start, losses_of), None) is None
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", Safeguards.__dataclass_fields__)
 def test_each_safeguard_of_sealing_is_needed(name: str) -> None:
     weaker = replace(Safeguards(), **{name: False})
-    assert any(next(losses(make_actors(weaker, *names), start), None) is not None for start, names in CASTS)
+    assert any(next(losses(make_actors(weaker, *names), start, losses_of), None) is not None for start, names in CASTS)
