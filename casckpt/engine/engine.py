@@ -312,9 +312,11 @@ class CheckpointEngine:
                 it is longer than what `casckpt run --silence` allows.
         """
         self._alive.say(phase=phase, quiet_s=quiet_s)
-        with self._points.pause():
-            yield
-        self._alive.say()
+        try:
+            with self._points.pause():
+                yield
+        finally:
+            self._alive.say()
 
     # --- the end announced ---
 

@@ -49,6 +49,9 @@ def test_engine_tells_a_supervisor_of_its_steps_and_phases_by_itself(store: casc
         with engine.pause("evaluating", quiet_s=600):
             assert (heard(folder).step, heard(folder).phase, heard(folder).quiet_s) == (2, "evaluating", 600)
         assert (heard(folder).phase, heard(folder).quiet_s) == ("", 0)
+        with pytest.raises(ZeroDivisionError), engine.pause("evaluating", quiet_s=600):
+            raise ZeroDivisionError
+        assert (heard(folder).phase, heard(folder).quiet_s) == ("", 0)  # an evaluation that failed is no excuse
     assert (heard(folder).step, heard(folder).phase) == (2, "closed")  # it said good-bye, and how far it came
     assert heard(folder).quiet_s > 1e6
 
