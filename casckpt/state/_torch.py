@@ -326,15 +326,13 @@ def pieces(runs: list[tuple[int, int, bool]]) -> list[torch.Tensor]:
     """
     found: list[torch.Tensor] = []
     for address, size, is_aligned in runs:
-        flat = torch.frombuffer(window(address, size, writable=True), dtype=torch.uint8)
-        if not is_aligned:
-            found += torch.split(flat, _PIECE_SIZE)
-            continue
-        wide = size // 16 * 16
+        memory = window(address, size, writable=True)
+        wide = size // 16 * 16 if is_aligned else 0
         if wide:
-            found += torch.split(flat[:wide].view(torch.complex128), _PIECE_SIZE // 16)
+            items = torch.frombuffer(memory, dtype=torch.complex128, count=wide // 16)
+            found += torch.split(items, _PIECE_SIZE // 16) if wide > _PIECE_SIZE else (items,)
         if wide < size:
-            found.append(flat[wide:])
+            found += torch.split(torch.frombuffer(memory, dtype=torch.uint8, offset=wide), _PIECE_SIZE)
     return found
 
 

@@ -74,8 +74,11 @@ class _Slot:
         self.capacity = 0
         self.offsets: list[int] = []
         self.addresses: list[int] = []
-        self.extents: Any = None  # of the capture that `pairs` was made for
-        self.pairs: Any = None
+        self.extents: Any = None  # of the capture that `sources` was made for
+        self.runs: list[tuple[int, int, bool]] = []  # what `targets` was made for
+        self.targets: list[Any] = []
+        self.sources: list[Any] | None = None
+        self.is_torch = False  # whether both are tensors
 
     def fit(self, captured: Captured, device: DeviceLayer | None) -> None:
         """Make room, and place every block."""
@@ -85,8 +88,8 @@ class _Slot:
             self.offsets.append(position)
             position += -(-size // _ALIGNMENT) * _ALIGNMENT
         if position > self.capacity:
-            self.buffer = self.extents = self.pairs = None  # the old one goes before the new one comes, if it does
-            self.capacity = 0
+            self.buffer = self.extents = self.sources = None  # the old one goes before the new one comes, if it does
+            self.runs, self.targets, self.capacity = [], [], 0
             self.buffer, self.address = _allocate(position)
             self.capacity, self.is_locked = position, False
         if device is not None and not self.is_locked:
@@ -107,19 +110,19 @@ class _Slot:
         taken = [] if device is None else [block for block, source in sources.items() if device.takes(source)]
         if self.extents is not kept.extents and self.extents != kept.extents:
             self.fit(captured, device if taken else None)
-            self.pairs = None
+            self.sources = None
         self.extents = kept.extents
-        if self.pairs is None:
+        if self.sources is None or self.is_torch != ("torch" in sys.modules):
             self.addresses = [self.address + offset for offset in self.offsets]
-            self.pairs = self._pair(captured)
+            self.sources = self._pair(captured)
         if device is not None and taken:
             self.arrive = device.start([(self.addresses[block], sources[block]) for block in taken])
-        if "torch" in sys.modules:
+        if self.is_torch:
             from casckpt.state import _torch
 
-            _torch.copy_pieces(*self.pairs)
+            _torch.copy_pieces(self.targets, self.sources)
         else:
-            for target, source in zip(*self.pairs, strict=True):
+            for target, source in zip(self.targets, self.sources, strict=True):
                 target[:] = source
         for block in sources.keys() - set(taken):
             self._copy_stepwise(captured.blocks, block)
@@ -129,19 +132,16 @@ class _Slot:
         arrive, self.arrive = self.arrive, _arrived
         arrive()
 
-    def _pair(self, captured: Captured) -> tuple[list[Any], list[Any]]:
+    def _pair(self, captured: Captured) -> list[Any]:
+        """Views of the blocks, cut as `targets` is; that is made anew only where sizes or alignments are new."""
         blocks = captured.blocks
-        runs = [
-            (self.address + offset, blocks.addresses[block], blocks.size(block))
-            for block, offset in enumerate(self.offsets)
-            if block not in blocks.sources
-        ]
-        if "torch" in sys.modules:
-            from casckpt.state import _torch
-
-            sources = [(address, size, address % 16 == 0) for _, address, size in runs]
-            return _torch.pieces([(to, size, at % 16 == 0) for to, at, size in runs]), _torch.pieces(sources)
-        return [window(to, size, writable=True) for to, _, size in runs], [window(at, size) for _, at, size in runs]
+        live = [block for block in range(len(self.offsets)) if block not in blocks.sources]
+        found = [(blocks.addresses[block], blocks.size(block), blocks.addresses[block] % 16 == 0) for block in live]
+        runs = [(self.addresses[block], *run[1:]) for block, run in zip(live, found, strict=True)]
+        is_torch = "torch" in sys.modules
+        if self.runs != runs or self.is_torch != is_torch:
+            self.targets, self.runs, self.is_torch = _views(runs, is_torch), runs, is_torch
+        return _views(found, is_torch)
 
     def _copy_stepwise(self, blocks: Blocks, block: int) -> None:
         size = blocks.size(block)
@@ -156,6 +156,15 @@ class _Slot:
         held = Kept([self.buffer], captured.kept.extents, {}, captured.kept.surveys)
         parts = (captured.structure, captured.structure_bytes, captured.scalars)
         return Captured(captured.component, *parts, blocks, held, captured.plan)
+
+
+def _views(runs: list[tuple[int, int, bool]], is_torch: bool) -> list[Any]:
+    """Views of runs of memory, each (address, size, whether 16 divides it and what it is copied to or from)."""
+    if is_torch:
+        from casckpt.state import _torch
+
+        return _torch.pieces(runs)
+    return [window(address, size, writable=True) for address, size, _ in runs]
 
 
 def _allocate(size: int) -> tuple[Any, int]:

@@ -47,6 +47,40 @@ def test_a_staged_copy_keeps_the_values_of_the_call_whatever_happens_to_the_stat
     assert copy.moved() == []
 
 
+def test_a_state_that_moves_in_memory_is_copied_from_where_it_lies() -> None:
+    memory = torch.arange(600_000, dtype=torch.uint8)
+    staging = Staging()
+    for offset, size in ((0, 550_001), (1, 550_001), (16, 550_001), (7, 9), (32, 16), (0, 599_984), (16, 599_984)):
+        live = {"first": memory[offset : offset + size].clone(), "second": memory[offset : offset + size]}
+        captured = capture("c", live)
+        (copy,) = staged = staging.stage([captured])
+        expected = bytes(memory[offset : offset + size].numpy())
+        assert contents(copy) == [expected] * len(copy.blocks)
+        assert len(copy.blocks) == 2
+        staging.release(staged)
+
+
+def test_torch_may_be_imported_after_the_first_copy() -> None:
+    code = """if True:
+        import sys
+        import numpy as np
+        from casckpt.state import Staging, capture
+        staging, live, previous = Staging(), {"x": np.zeros(100_000)}, None
+        for step in range(6):
+            if step == 3:
+                assert "torch" not in sys.modules
+                import torch
+            live["x"] += 1
+            previous = capture("c", live, previous=previous)
+            (copy,) = staged = staging.stage([previous])
+            assert bytes(copy.blocks.view(0, 0, 800_000)) == np.full(100_000, step + 1.0).tobytes()
+            staging.release(staged)
+        print("six")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("six\n", 0), done.stderr
+
+
 def test_buffers_and_views_are_reused_while_the_shape_of_the_state_stays() -> None:
     live = state()
     staging = Staging()
