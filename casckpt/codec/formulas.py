@@ -21,6 +21,7 @@ Work is done in tiles that stay in the cache, with scratch that is allocated onc
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ _SINGLE = np.dtype("<f4")  # in chunks; scratch has the host's own order
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SMALLEST_GRADIENT, _SMALLEST_VARIANCE = np.float32(2.0**-60), np.float32(2.0**-96)  # of a centered step
 _BF16_NAN, _FP16_NAN = 0x7FC0, 0x7E00  # what NaNs become, whatever their sign and payload
+_UPPER_HALF = 1 if sys.byteorder == "little" else 0  # of a float32 in the host's order
 
 
 class Bound(NamedTuple):
@@ -143,7 +145,7 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
             kind.evaluate(formula, _widened(inputs, kind, scratch), result, scratch)
             is_steady = _find_steady(result, kind.floor, scratch)
             if tile.itemsize == 2:
-                _round_into(tile, result, formula.rounding, scratch)
+                _round_into(tile, result, formula.rounding, scratch, may_be_nan=not kind.floor)
             if is_steady is not None:
                 np.copyto(tile, inputs[0].view(tile.dtype), where=~is_steady)
 
@@ -170,14 +172,20 @@ def _find_steady(result: Array, floor: float, scratch: _Scratch) -> Array | None
     return is_steady
 
 
-def _round_into(tile: Array, result: Array, rounding: int, scratch: _Scratch) -> None:
-    """A result in 16 bits: half precision where a rounded copy is of that, else bf16. Overwrites `result`."""
+def _round_into(tile: Array, result: Array, rounding: int, scratch: _Scratch, *, may_be_nan: bool) -> None:
+    """A result in 16 bits: half precision where a rounded copy is of that, else bf16.
+
+    Where there is a floor, the caller replaces what a NaN becomes here.
+    """
     if rounding == ROUND_FP16:
         np.copyto(tile.view("<f2"), result, casting="same_kind")
         np.copyto(tile, np.uint16(_FP16_NAN), where=np.isnan(result))
         return
-    _round_to_bf16(result, scratch.single[0])
-    np.copyto(tile, _upper_half(result))
+    rounded = scratch.single[0].view(np.uint32)
+    _add_for_rounding(result.view(np.uint32), rounded, out=rounded)
+    np.copyto(tile, rounded.view(np.uint16)[_UPPER_HALF::2])
+    if may_be_nan:
+        np.copyto(tile, np.uint16(_BF16_NAN), where=np.isnan(result))
 
 
 # --- Adam ---
@@ -432,14 +440,19 @@ def _multiply_add(x: Array, y: Any, z: Array, out: Array, scratch: _Scratch) -> 
 def _round_to_bf16(values: Array, spare: Array) -> None:
     """Round float32 numbers in place to those that bf16 has, by integer arithmetic; `spare` is overwritten."""
     is_nan = np.isnan(values)
-    bits, added = values.view(np.uint32), spare.view(np.uint32)
-    np.right_shift(bits, np.uint32(16), out=added)
-    np.bitwise_and(added, np.uint32(1), out=added)
-    np.add(added, np.uint32(0x7FFF), out=added)
-    np.add(bits, added, out=bits)
+    bits = values.view(np.uint32)
+    _add_for_rounding(bits, spare.view(np.uint32), out=bits)
     np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
     if is_nan.any():
         bits[is_nan] = _BF16_NAN << 16
+
+
+def _add_for_rounding(bits: Array, spare: Array, out: Array) -> None:
+    """Numbers whose upper halves are those of `bits` rounded to 16, ties to even; `spare` is overwritten."""
+    np.right_shift(bits, np.uint32(16), out=spare)
+    np.bitwise_and(spare, np.uint32(1), out=spare)
+    np.add(spare, np.uint32(0x7FFF), out=spare)
+    np.add(bits, spare, out=out)
 
 
 def _upper_half(values: Array) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, PREDICTION, RAW, ZSTD, Encoded
+from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, RAW, ZSTD, Encoded
 from casckpt.codec.models import ADAM_WEIGHT, CENTERED_STEP, FIRST_MOMENT, ROUNDING, SECOND_MOMENT, SQUARES
 from casckpt.errors import InvalidInputError
 
@@ -23,6 +23,7 @@ PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDI
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them
+_NARROW_FACTOR = 3.5  # of numbers of 16 bits: twice as many to a byte, widened and rounded
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
 
@@ -58,8 +59,8 @@ LEVELS: Final[Mapping[str, Level]] = {
     level.name: level
     for level in (
         Level("fast", 0.1, 0.4, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
-        Level("balanced", 0.1, 4.5, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
-        Level("small", 0.03, 26.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
+        Level("balanced", 0.1, 5.25, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
+        Level("small", 0.03, 21.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
     )
 }
 DEFAULT_LEVEL = "balanced"
@@ -79,20 +80,19 @@ def find_level(name: object) -> Level:
 
 
 def decode_cost(encoded: Encoded, plain_size: int) -> int:
-    """Cost of decoding one form, without its bases."""
+    """Cost of decoding one form, which is no prediction, without its bases."""
     if encoded.codec in (RAW, CONSTANT):
         return 0
     share = encoded.stored_size / max(plain_size, 1)
     if encoded.codec == DIFFERENCE:
         is_sparse = encoded.params[1] == 1
         return min(2 + round(450 * share), _DENSE_COST) if is_sparse else _DENSE_COST
-    if encoded.codec == PREDICTION:
-        return prediction_cost(encoded.params[0])
     if encoded.codec == FRAMES:
         return FRAMES_COSTS[encoded.params[1]]
     return {ZSTD: 2 + round(4 * share), PLANES: 11}[encoded.codec]
 
 
-def prediction_cost(kind: int) -> int:
-    """Cost of evaluating one kind of formula and applying what it misses."""
-    return PREDICTION_COSTS.get(kind, _PREDICTION_COST)
+def prediction_cost(kind: int, itemsize: int) -> int:
+    """Cost of evaluating one kind of formula, whose first operand has such items, and applying what it misses."""
+    cost = PREDICTION_COSTS.get(kind, _PREDICTION_COST)
+    return cost if itemsize == 4 else round(_NARROW_FACTOR * cost)

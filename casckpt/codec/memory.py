@@ -67,12 +67,12 @@ class Memory:
 
     def learn_alone(self, alone: Encoded, plain_size: int) -> None:
         """Remember what a chunk takes without a base."""
-        self._alone_share = _share(alone, plain_size)
+        self._alone_share = share_of(alone, plain_size)
 
     def is_worth(self, form: Encoded, plain_size: int, price: float) -> bool:
         """Whether a form with a base saves enough for what it costs to decode."""
         price = max(price, PREDICTED_PRICE) if self.prediction is not None else price
-        saved = self._alone_share - _share(form, plain_size)
+        saved = self._alone_share - share_of(form, plain_size)
         return saved >= price * decode_cost(form, plain_size) / COST_UNIT
 
     def learn_difference(self, form: Encoded | None, plain_size: int, *, is_far: bool = False) -> None:
@@ -83,7 +83,7 @@ class Memory:
                 return
         else:
             self._failures = self._failures + 1 if form is None else 0
-        self._difference_share = 1.0 if form is None else _share(form, plain_size)
+        self._difference_share = 1.0 if form is None else share_of(form, plain_size)
         self.difference_cost = 0 if form is None else decode_cost(form, plain_size)
 
     def predictions_to_try(self, candidates: Sequence[Hashable]) -> Sequence[int]:
@@ -115,6 +115,10 @@ class Memory:
     def ceiling(self, plain_size: int, limit: float = 1.0) -> int:
         """Bytes that a form with bases must stay under; `limit` is a share of the chunk."""
         return int(min(self._alone_share - MARGIN, limit) * plain_size)
+
+    def worth_of_difference(self, cost: int, price: float) -> float:
+        """Share of the chunk that a form of this decoding cost must stay under to be better than a difference."""
+        return self.difference_share - price * max(0, cost - self.difference_cost) / COST_UNIT
 
     def is_hopeless(self, *, is_far: bool) -> bool:
         """Whether the last few differences did not pay: until the next trial no base is read for one."""
@@ -152,5 +156,6 @@ class Limits(NamedTuple):
         return self.level.operand_gain if self.is_operand else self.level.standalone_gain
 
 
-def _share(form: Encoded, plain_size: int) -> float:
+def share_of(form: Encoded, plain_size: int) -> float:
+    """What a form takes, as a share of the chunk; bases' ids come on top."""
     return (form.stored_size + len(form.params)) / plain_size

@@ -9,10 +9,11 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
-from casckpt.codec.level import COST_MAX, DEPTH_MAX, decode_cost, prediction_cost
+from casckpt.codec.level import COST_MAX, COST_UNIT, DEPTH_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
 from casckpt.codec.models import NEAR, Model
 from casckpt.digest import digest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # loads NumPy
     from casckpt.codec.prediction import Operand
 
 
+_SIZE_MIN = 256  # bytes of a prediction that misses nothing, its bases' ids included
 GROUP_TASKS_MAX = 8  # chunks in one group where they are so large that a few fill a batch
 
 
@@ -49,6 +51,12 @@ class Prediction(NamedTuple):
     models: Sequence[Model]
     operands: Sequence[OperandRef]
     key: Hashable = None
+
+    @property
+    def cost(self) -> int:
+        """Of decoding it, without its operands."""
+        kind = self.models[0].kind
+        return prediction_cost(kind, 4 if kind == NEAR else self.operands[0].itemsize)
 
 
 class Sibling(NamedTuple):
@@ -89,7 +97,8 @@ class ChunkTask(NamedTuple):
 class Outcome(NamedTuple):
     """One chunk done. `encoded` is None where it was stored already.
 
-    `is_tied`: it is or has a base that this same commit stores, so neither may stay inline.
+    `is_tied`: it is or has a base that this same commit stores, so neither may stay inline. `own_cost` is what decoding
+    the record costs, `cost` adds its bases.
     """
 
     position: int
@@ -100,6 +109,7 @@ class Outcome(NamedTuple):
     depth: int = 0
     cost: int = 0
     is_tied: bool = False
+    own_cost: int = 0
 
 
 class ChunkEncoder:
@@ -233,14 +243,14 @@ class _Batch:
         if not task.limits.level.has_predictions:
             return ()
         allowed = self._encoder.allowed(at)
-        return [number for number in task.candidates() if number in allowed]
+        return [each for each in task.candidates() if each in allowed and self._ceiling(task, each) > _SIZE_MIN]
 
     def _is_predictable(self, at: int, number: int, bases: Bases) -> bool:
         """Whether the operands that are in the store already can be bases and are cheap enough."""
         task = self._tasks[at]
         if self._ids[at] in bases.lost:
             return False
-        cost = prediction_cost(task.predictions[number].models[0].kind)
+        cost = task.predictions[number].cost
         for each, is_before in task.operands(number):
             if each in self._new and not is_before:
                 continue
@@ -248,14 +258,14 @@ class _Batch:
             standing = bases.standing(known) if known is not None else None
             if standing is None:
                 return False
-            cost += standing.cost if is_before else 0
+            cost += standing.cost if each == at else 0  # of the others only what `_extra` finds
         return cost <= task.limits.cost_max
 
     def encode(self, at: int) -> Outcome:
         task, object_id = self._tasks[at], self._ids[at]
         outcome = self._predicted(at)
-        if outcome is None or (task.memory.prediction is None and not task.memory.is_difference_known):
-            outcome = min(filter(None, (outcome, self._best(at))), key=_stored_size)
+        if outcome is None or self._is_difference_due(at):
+            outcome = min(filter(None, (outcome, self._best(at))), key=partial(_burden, price=task.limits.price))
         if outcome.encoded is not None and outcome.encoded.codec != CODEC_RAW:
             self.relied_on.add(at)
         task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
@@ -264,6 +274,14 @@ class _Batch:
         if outcome.bases[:1] == (task.known_id,):
             self._continued.add(at)
         return outcome
+
+    def _is_difference_due(self, at: int) -> bool:
+        """Whether a chunk that is predicted is to show what a difference takes: once, where its past may be a base."""
+        task, bases = self._tasks[at], self._bases
+        if task.memory.is_difference_known or bases is None or task.memory.prediction is None:
+            return not task.memory.is_difference_known
+        near = bases.lineage(task.known_id)[:1] if task.known_id is not None else []
+        return any(each.object_id == task.known_id and each.cost < task.limits.cost_max for each in near)
 
     def _predicted(self, at: int) -> Outcome | None:
         """The chunk by the candidate that takes least, if one holds."""
@@ -287,9 +305,10 @@ class _Batch:
     def _ceiling(self, task: ChunkTask, number: int) -> int:
         """Bytes that a prediction must stay under. What is nearer to another leaf than to its past has jumped: what
         differences to the past took says nothing."""
-        has_jumped = task.predictions[number].models[0].kind == NEAR
-        difference_share = 1.0 if has_jumped else task.memory.difference_share
-        return task.memory.ceiling(task.size, min(difference_share, 1 - task.limits.gain_min))
+        prediction, limit = task.predictions[number], 1 - task.limits.gain_min
+        if prediction.models[0].kind != NEAR and task.memory.difference_share < 1:
+            limit = min(limit, task.memory.worth_of_difference(prediction.cost, task.limits.price))
+        return task.memory.ceiling(task.size, limit)
 
     def _inputs(self, at: int, number: int, bases: Bases) -> _Inputs | None:
         """What a chunk is predicted from, unless something is missing or it would cost too much."""
@@ -313,9 +332,8 @@ class _Batch:
                 standings.append(standing)
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
-        kind = prediction.models[0].kind
-        extra = standings if kind == NEAR else self._extra(at, number, bases)
-        depth, cost = inherit(standings, extra, prediction_cost(kind))
+        extra = standings if prediction.models[0].kind == NEAR else self._extra(at, number, bases)
+        depth, cost = inherit(standings, extra, prediction.cost)
         if cost > task.limits.cost_max or depth > DEPTH_MAX:
             return None
         return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
@@ -335,7 +353,8 @@ class _Batch:
             return None
         self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
-        return Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost, is_tied)
+        object_id, own_cost = self._ids[at], prediction.cost if form.codec == PREDICTION else decode_cost(form, task.size)
+        return Outcome(at, object_id, task.size, form, inputs.bases, inputs.depth, inputs.cost, is_tied, own_cost)
 
     def _extra(self, at: int, number: int, bases: Bases) -> list[Standing]:
         """What a restore of the snapshot decodes only because this chunk is predicted.
@@ -374,10 +393,11 @@ class _Batch:
         if sibling is not None and beside is not None:
             candidates.append(Base(beside.cost, lambda: self._plains[sibling.position], sibling.skip))
         form, number = encode_best(self._plains[at], task.itemsize, task.memory, candidates, task.limits, task.frames)
+        own_cost = decode_cost(form, task.size)
         if number is None:
             # A record that was lost may be a base of others still: what takes its place must not lie inline.
             is_tied = bases is not None and object_id in bases.lost
-            return Outcome(at, object_id, task.size, form, cost=decode_cost(form, task.size), is_tied=is_tied)
+            return Outcome(at, object_id, task.size, form, cost=own_cost, is_tied=is_tied, own_cost=own_cost)
         is_tied = False
         if number < len(lineage):
             base = lineage[number]
@@ -385,8 +405,8 @@ class _Batch:
             assert sibling is not None and beside is not None
             base, is_tied = beside, sibling.position in self._new
             self.relied_on.add(sibling.position)
-        depth, cost = inherit([base], [base], decode_cost(form, task.size))
-        return Outcome(at, object_id, task.size, form, (base.object_id,), depth, min(cost, COST_MAX), is_tied)
+        depth, cost = inherit([base], [base], own_cost)
+        return Outcome(at, object_id, task.size, form, (base.object_id,), depth, min(cost, COST_MAX), is_tied, own_cost)
 
     def _sibling_standing(self, at: int) -> Standing | None:
         """The sibling of a chunk as a base, if it may be one."""
@@ -483,6 +503,11 @@ def _stored_size(outcome: Outcome) -> int:
     """What a record takes, but for its bases' ids."""
     assert outcome.encoded is not None
     return outcome.encoded.stored_size + len(outcome.encoded.params)
+
+
+def _burden(outcome: Outcome, price: float) -> float:
+    """Bytes that a record takes, and what decoding it costs in bytes."""
+    return _stored_size(outcome) + price * outcome.size * outcome.own_cost / COST_UNIT
 
 
 def moved(object_id: ObjectId) -> ConcurrentMutationError:
