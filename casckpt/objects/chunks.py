@@ -353,8 +353,9 @@ class _Batch:
             return None
         self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
-        object_id, own_cost = self._ids[at], prediction.cost if form.codec == PREDICTION else decode_cost(form, task.size)
-        return Outcome(at, object_id, task.size, form, inputs.bases, inputs.depth, inputs.cost, is_tied, own_cost)
+        own_cost = prediction.cost if form.codec == PREDICTION else decode_cost(form, task.size)
+        outcome = Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost)
+        return outcome._replace(is_tied=is_tied, own_cost=own_cost)
 
     def _extra(self, at: int, number: int, bases: Bases) -> list[Standing]:
         """What a restore of the snapshot decodes only because this chunk is predicted.
