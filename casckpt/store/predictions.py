@@ -60,12 +60,16 @@ class Predictions:
 
 
 def operand_positions(tasks: Sequence[ChunkTask]) -> set[int]:
-    """Tasks from whose chunks second moments are predicted: every restore of these decodes them, once for each step."""
+    """Tasks from whose chunks second moments are predicted: every restore of these decodes them, once for each step.
+
+    Not those of which differences are known to be better than any prediction.
+    """
     return {
         at
         for task in tasks
         for prediction in task.predictions
         if prediction.models[0].kind == SECOND_MOMENT
+        and task.memory.worth_of_difference(prediction.cost, task.limits.price) > 0
         for ref in prediction.operands
         if not ref.is_before
         for at in ref.positions
