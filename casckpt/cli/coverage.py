@@ -28,11 +28,8 @@ from casckpt.cli._screen import (
 
 if TYPE_CHECKING:
     from casckpt.engine.templates import CoverageReport
-    from casckpt.store.contents import Contents
     from casckpt.store.inspection import Inspection
     from casckpt.store.values import Snapshot
-
-_GAPS = "not_captured"
 
 
 @click.command()
@@ -72,25 +69,16 @@ def _pairs(aliases: tuple[str, ...]) -> dict[str, list[str]]:
 
 def _contents(inspection: Inspection, snapshot: Snapshot) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Leaf paths by component, and what the components themselves say they lack."""
+    from casckpt.engine.templates import stated_gaps
+
     paths: dict[str, list[str]] = {}
     gaps: dict[str, str] = {}
     for name in snapshot.components:
         contents = inspection.contents(snapshot, name)
-        paths[name] = [leaf.path for leaf in contents.leaves()]
-        gaps |= _gaps(name, contents)
+        leaves = list(contents.leaves())
+        paths[name] = [leaf.path for leaf in leaves]
+        gaps |= stated_gaps(name, leaves, contents.scalars)
     return paths, gaps
-
-
-def _gaps(name: str, contents: Contents) -> dict[str, str]:
-    places = [leaf for leaf in contents.leaves() if leaf.scalar is not None and leaf.path.endswith(f"/{_GAPS}")]
-    if not places:
-        return {}
-    values, found = contents.scalars(), {}
-    for place in places:
-        for line in values[place.scalar] if place.scalar is not None else ():
-            at, _, reason = str(line).partition(": ")
-            found[f"{name}/{at}"] = reason
-    return found
 
 
 def _print(snapshot: Snapshot, report: CoverageReport) -> None:

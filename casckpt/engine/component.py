@@ -20,7 +20,8 @@ class Component:
     Attributes:
         target: what a commit captures and a restore fills.
         is_restorable: false for a callback without `load`.
-        step, at_s: when it was captured last, by step and clock; where counting began before the first capture.
+        step: of its last capture; where counting began before the first.
+        from_step, from_s: where its interval began: then, or when a save was skipped.
         is_overdue: a capture failed, or there was none yet.
         manifest: address of the last capture known to be durable, empty before it.
     """
@@ -29,26 +30,31 @@ class Component:
         self.name = name
         self.strategy = strategy
         self.target, self.is_restorable = _target(name, provider, load, strategy)
-        self.step = 0
-        self.at_s = 0.0
+        self.step = self.from_step = 0
+        self.from_s = 0.0
         self.is_overdue = False
         self.manifest = ""
         self.is_told_unchanged = False
 
-    def count_from(self, step: int, at_s: float) -> None:
+    def count_from(self, step: int, now_s: float) -> None:
         """Begin a new interval here."""
-        self.step, self.at_s, self.is_overdue = step, at_s, False
+        self.skip(step, now_s)
+        self.step, self.is_overdue = step, False
+
+    def skip(self, step: int, now_s: float) -> None:
+        """Begin a new interval without a capture: what a failed save owes is owed on."""
+        self.from_step, self.from_s = step, now_s
 
     def is_due(self, step: int, now_s: float) -> bool:
-        """Whether a multiple of `every_steps` was passed since the last capture, or its seconds are used up.
+        """Whether a multiple of `every_steps` was passed in its interval, or its seconds are used up.
 
         Multiples, so that a run that was resumed saves the steps that it would have saved. A clock that went back
         says nothing of what passed: then it is due at once.
         """
         strategy = self.strategy
         every = strategy.every_steps
-        by_steps = every is not None and step // every > self.step // every
-        by_time = strategy.every_seconds is not None and not 0 <= now_s - self.at_s < strategy.every_seconds
+        by_steps = every is not None and step // every > self.from_step // every
+        by_time = strategy.every_seconds is not None and not 0 <= now_s - self.from_s < strategy.every_seconds
         return by_steps or by_time or (self.is_overdue and strategy.has_cadence)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from casckpt.engine.component import Component
 from casckpt.engine.roles import Template
-from casckpt.engine.templates import CoverageReport, check_complete, paths_of
+from casckpt.engine.templates import CoverageReport, check_complete, contents_of
 
 
 def cover(
@@ -17,5 +17,5 @@ def cover(
     Raises:
         InvalidInputError: no such template; with `strict`, something is missing.
     """
-    paths = paths_of({each.name: each.target for each in components})
-    return check_complete(template, paths, aliases=aliases, strict=strict)
+    paths, gaps = contents_of({each.name: each.target for each in components})
+    return check_complete(template, paths, not_capturable=gaps, aliases=aliases, strict=strict)

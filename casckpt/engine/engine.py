@@ -98,6 +98,11 @@ class CheckpointEngine:
             "queue_size": queue_size,
             "async_mode": async_mode,
         }
+        if not isinstance(store, Store):
+            raise InvalidInputError(
+                f"store={store!r:.60}: expected an open store, as `casckpt.open(path)` gives it; "
+                "`CheckpointEngine.open(config)` opens one itself."
+            )
         self.store = store
         self.config = replace(read_config(config), **{key: value for key, value in given.items() if value is not UNSET})
         self.training_config = training_config
@@ -162,7 +167,12 @@ class CheckpointEngine:
         """
         if check_name(name, "component") in self._components:
             raise AlreadyExistsError(f"component {name!r} is registered already. Choose another name.", name=name)
-        chosen = strategy or self.config.components.get(name, SaveStrategy())
+        chosen = self.config.components.get(name, SaveStrategy()) if strategy is None else strategy
+        if not isinstance(chosen, SaveStrategy):
+            raise InvalidInputError(
+                f"component {name!r}: strategy={chosen!r:.60}: expected a casckpt.SaveStrategy(every_steps=…)",
+                key="strategy",
+            )
         component = Component(name, provider, load, chosen)
         self._reserve([component])
         component.count_from(self.global_step, self._clock())
@@ -227,6 +237,8 @@ class CheckpointEngine:
             SaveFailedError: an earlier save failed and nobody was told; this step was not saved.
             StepOrderError: `global_step` goes back.
             InvalidInputError: a training goes on that was not restored, or this is no safe point.
+            UnsupportedStateError, ConcurrentMutationError: a component cannot be stored, or changed while it was
+                copied; this, and whatever else a provider raises, leaves all that was due due.
             SystemExit: a signal asked for the end (`on_signals`); everything is saved.
         """
         self._enter("step")
@@ -428,6 +440,7 @@ class CheckpointEngine:
         snapshot = report.snapshot
         self.global_step = 0 if snapshot is None else snapshot.step
         self._saves.committed = set() if snapshot is None else set(snapshot.components)
+        self._saves.labels = {}  # of what was before
         self._is_placed = True
         for component in self._components.values():
             stored = snapshot.components.get(component.name) if snapshot is not None else None
@@ -499,7 +512,7 @@ class CheckpointEngine:
         """Refuse what cannot be a safe point."""
         if self._is_closed:
             raise InvalidInputError(f"{what}: this engine is closed")
-        self._points.check(what)
+        self._points.check(what, is_training=not is_placing)
         if not is_placing:
             self._guards = []  # what moves from here on is training
         if not is_placing and not self._is_placed:
@@ -551,9 +564,10 @@ class CheckpointEngine:
         if writing <= room:
             return False
         self._saves.counts.skipped += 1
-        log.warning("step %d: save skipped, %d still under way", self.global_step, writing)
+        if not any(each.is_overdue for each in components):  # which are tried at every step
+            log.warning("step %d: save skipped, %d still under way", self.global_step, writing)
         for component in components:
-            component.count_from(self.global_step, self._clock())
+            component.skip(self.global_step, self._clock())
         return True
 
     def _save_all(
@@ -594,7 +608,8 @@ class CheckpointEngine:
         start = self._saves.start if is_async else self._saves.save_now
         self._alive.say(phase="saving")
         try:
-            return start(self.store, self.global_step, components, facts)
+            with self._points.saving():
+                return start(self.store, self.global_step, components, facts)
         except BaseException as error:  # whatever a provider raises
             for component in components:
                 component.is_overdue = True

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from casckpt.errors import InvalidInputError
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOP = 0  # written by the guard itself; no signal has this number
 
@@ -50,12 +52,20 @@ def listening(engine: Saves, deadline_s: float) -> Iterator[None]:
         deadline_s: seconds from the first signal to a save that waits for no safe point. Leave time for the save.
 
     Raises:
+        InvalidInputError: in another thread than the main one.
         SystemExit: at the end of the block, when a signal came and no safe point after it.
     """
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        raise InvalidInputError(
+            f"on_signals in thread {thread.name!r}: Python tells signals to the main thread alone. Open the block "
+            "there and train in it, or call `request_stop(name, number)` from a handler of your own."
+        )
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    handlers = {number: signal.signal(number, _heard) for number in SIGNALS}
-    before = _Before(handlers, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+    before = _Before({}, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+    for number in SIGNALS:  # from here on each is heard by one of both handlers
+        before.handlers[number] = signal.signal(number, _heard)
     _listening.append(before)
     heard: list[int] = []
     thread = threading.Thread(
@@ -85,9 +95,9 @@ class _Before:
 
     def put_back(self, *numbers: signal.Signals) -> None:
         _listening.remove(self)
-        signal.set_wakeup_fd(self.wakeup_fd)
         for number in numbers:
             signal.signal(number, self.handlers[number])
+        signal.set_wakeup_fd(self.wakeup_fd)
 
 
 _listening: list[_Before] = []  # guards of this process, the innermost last

@@ -12,20 +12,22 @@ Nothing here looks at values: a leaf under the right name is taken for what it s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 from casckpt.engine.roles import TEMPLATES, Role, Template
 from casckpt.errors import InvalidInputError
 from casckpt.format.structure import leaf_places
 from casckpt.replay import Ring, RingView
+from casckpt.state.build import read_scalars
 from casckpt.state.capture import capture
 from casckpt.store.values import Value
 
 PRESENT, MISSING, NOT_CAPTURABLE, NOT_NEEDED = "present", "missing", "not capturable", "not needed"
 _RING_PARTS = ("capacity", "head", "count", "total", "columns", "mutable")  # as in a structure that is stored
+_GAPS = "not_captured"
 _EXAMPLES_MAX = 3  # paths that a report shows for a role
 _MEMBER = re.compile(r"(?:^|/)(?:members?|agents?|workers?|population)[-_./ ]?(\w*\d\w*)")
 
@@ -125,20 +127,61 @@ def check_complete(
 
 
 def paths_of(state: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Leaf paths of live components: component name → paths. Costs 5 µs a leaf, and what `state_dict()` takes.
+    """Leaf paths of live components: component name → paths; see `contents_of`."""
+    return contents_of(state)[0]
 
-    A ring has the paths of its place and of its columns together, whether it is live or restored.
+
+def contents_of(state: Mapping[str, Any]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Of live components the leaf paths by name, and path → reason of what they say that their capture lacks.
+
+    A ring has the paths of its place and of its columns together, whether it is live or restored. Costs 5 µs a leaf,
+    and what `state_dict()` takes.
 
     Raises:
         UnsupportedStateError: a leaf cannot be stored.
     """
-    return {name: _paths(name, value) for name, value in state.items()}
+    paths: dict[str, list[str]] = {}
+    gaps: dict[str, str] = {}
+    for name, value in state.items():
+        if isinstance(value, (Ring, RingView)):
+            paths[name] = [f"{name}/{part}" for part in _RING_PARTS]
+            continue
+        captured = capture(name, value)
+        places = list(leaf_places(captured.structure, name))
+        paths[name] = [place.path for place in places]
+        gaps |= stated_gaps(name, places, partial(read_scalars, captured.structure, captured.scalars))
+    return paths, gaps
 
 
-def _paths(name: str, value: Any) -> list[str]:
-    if isinstance(value, (Ring, RingView)):
-        return [f"{name}/{part}" for part in _RING_PARTS]
-    return [place.path for place in leaf_places(capture(name, value).structure, name)]
+class ScalarPlace(Protocol):
+    """A leaf's path, and which scalar it is, if it is one."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def scalar(self) -> int | None: ...
+
+
+def stated_gaps(name: str, places: Iterable[ScalarPlace], scalars: Callable[[], Sequence[Any]]) -> dict[str, str]:
+    """What a component itself says that its capture lacks, in leaves `not_captured`: lists of "path: reason".
+
+    Args:
+        name: of the component.
+        places: its leaves.
+        scalars: reads the values of its scalars; only called where there is such a leaf.
+
+    Returns:
+        Path → reason.
+    """
+    told = [place.scalar for place in places if place.scalar is not None and place.path.endswith(f"/{_GAPS}")]
+    values = scalars() if told else []
+    found = {}
+    for lines in (values[scalar] for scalar in told):
+        for line in lines if isinstance(lines, list) else ():
+            at, _, reason = str(line).partition(": ")
+            found[f"{name}/{at}"] = reason
+    return found
 
 
 def find_template(template: str | Template) -> Template:

@@ -6,14 +6,18 @@ between live tensors and staging buffers.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from casckpt.errors import MismatchError
+from casckpt.errors import MismatchError, StoreWarning
 from casckpt.format.dtypes import TORCH_ITEMSIZES
 from casckpt.format.structure import PARAMETER, REQUIRES_GRAD, Leaf
 from casckpt.state.memory import compact_strides, distinct_count, reach, window
@@ -115,6 +119,8 @@ def survey(tensors: list[torch.Tensor]) -> tuple[tuple[list[Any], ...], list[int
 class DeviceSource:
     """The `size` device bytes from address `low` on, in the storage of `tensor`; called for copies of pieces of them.
 
+    Any thread may call it: what it reads is what the stream that was current when it was made has written by then.
+
     Attributes:
         flat: all of them, on the device. It shares the storage and keeps it alive.
     """
@@ -125,9 +131,24 @@ class DeviceSource:
         self.flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         with torch.no_grad():
             self.flat.set_(storage, address - storage.data_ptr(), (size,), (1,))
+        self._after_writes = _after_writes(tensor)
 
     def __call__(self, start: int, stop: int) -> memoryview:
-        return _bytes_of(self.flat[start:stop])
+        with self._after_writes():
+            return _bytes_of(self.flat[start:stop])
+
+
+def _after_writes(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes contexts in which any thread reads a tensor after what the caller's stream does up to then.
+
+    Each thread has a current stream of its own on a CUDA device, which does not wait for the caller's.
+    """
+    if not tensor.is_cuda:
+        return contextlib.nullcontext
+    return functools.partial(torch.cuda.stream, torch.cuda.current_stream(tensor.device))
+
+
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device, not only for the current one
 
 
 class CudaCopies:
@@ -158,8 +179,10 @@ class CudaCopies:
             RuntimeError: so much cannot be locked.
         """
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        status = int(runtime.cudaHostRegister(address, size, 0))
+        status = int(runtime.cudaHostRegister(address, size, _PORTABLE))
         if status:
+            with contextlib.suppress(RuntimeError):  # CUDA keeps the error for the next kernel: let it be ours
+                torch.ones(1, device="cuda")
             raise RuntimeError(f"cudaHostRegister of {size} bytes: error {status}")
         weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False  # CUDA may be gone by then
 
@@ -197,6 +220,7 @@ class CudaCopies:
 def compact_source(tensor: torch.Tensor) -> Callable[[int, int], memoryview]:
     """Copies of pieces of what a tensor's contiguous copy would be, without making it whole."""
     detached = tensor.detach()
+    after_writes = _after_writes(tensor)
     strides = tensor.stride()
     for axis, stride in enumerate(strides):
         if not stride:
@@ -205,8 +229,9 @@ def compact_source(tensor: torch.Tensor) -> Callable[[int, int], memoryview]:
 
     def piece(start: int, stop: int) -> memoryview:
         first, last = start // itemsize, -(-stop // itemsize)
-        parts = _flat_parts(detached, first, last)
-        whole = _bytes_of(parts[0]) if len(parts) == 1 else memoryview(b"".join(map(_bytes_of, parts)))
+        with after_writes():
+            parts = _flat_parts(detached, first, last)
+            whole = _bytes_of(parts[0]) if len(parts) == 1 else memoryview(b"".join(map(_bytes_of, parts)))
         return whole[start - first * itemsize : stop - first * itemsize]
 
     return piece
@@ -260,10 +285,19 @@ def global_rng_trees() -> dict[str, Any]:
 
 
 def set_global_rngs(tree: dict[str, Any]) -> None:
+    """Put states from `global_rng_trees` into the global generators; of devices that are not here, none."""
     torch.set_rng_state(tree["cpu"].cpu())
-    for index, state in enumerate(tree["cuda"]):
-        if index < torch.cuda.device_count():
-            torch.cuda.set_rng_state(state.cpu(), index)
+    states = tree["cuda"]
+    device_count = torch.cuda.device_count() if states else 0
+    for index, state in enumerate(states[:device_count]):
+        torch.cuda.set_rng_state(state.cpu(), index)
+    if len(states) > device_count:
+        warnings.warn(
+            f"the snapshot has random streams of {len(states)} CUDA devices, and {device_count} are here: the others "
+            "were not restored, and what is drawn on a device differs from the run that was saved.",
+            StoreWarning,
+            stacklevel=2,
+        )
 
 
 def value_of(kind: str, payload: Any) -> Any:

@@ -94,6 +94,7 @@ def test_two_threads_that_save_are_one_too_many_and_the_first_goes_on(store: Any
             engine.save(step)
         except InvalidInputError as error:
             refused.append(str(error))
+        gate.wait(GATE_TIMEOUT_S)  # all live until all have tried: the one that trains may be followed when it ended
 
     threads = [in_thread(f"saver-{step}", lambda step=step: save(step)) for step in range(1, count + 1)]
     for thread in threads:

@@ -26,6 +26,7 @@ from casckpt.errors import (
     UnsupportedStateError,
 )
 from casckpt.state.rng import RngState
+from casckpt.store.background import SaveHandle
 from tests.engine.clocks import GATE_TIMEOUT_S, Clock, Disk, open_timed
 from tests.unit.stores import open_store
 
@@ -102,6 +103,39 @@ def test_wait_keeps_the_loop_at_the_third_save_and_says_so(
         engine.wait()
         assert store.steps() == [1, 2, 4]
         assert engine.report().skipped_count == 0
+
+
+def test_skip_forgets_nothing_that_a_failed_save_owes(
+    store: Any, clock: Clock, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A best-effort save fails while a critical one is under way, so that the save that is due for it is skipped."""
+    engine = CheckpointEngine(store, clock=clock, overlap="skip")
+    counters = {"n": 0}
+    engine.register("counters", counters, EVERY)
+    engine.register("weights", torch.zeros(10), SaveStrategy(every_steps=100))
+    engine.register("buffer", torch.zeros(10), SaveStrategy(every_steps=2, lane="best_effort"))
+    train(engine, counters, 1)
+    engine.wait()
+    later = SaveHandle(2)
+    monkeypatch.setattr(store, "supersede_async", lambda step, **options: later)
+    engine.step(2).result()
+    disk.is_open.clear()
+    assert train(engine, counters, 3) == [3]
+    later._finish(None, OutOfSpaceError("no space left"), 0.0)
+    with pytest.raises(SaveFailedError, match="step 2 failed"):
+        engine.step(4)
+    assert train(engine, counters, 5, 6) == []
+    assert {name: step for layer in engine.report().layers for name, step in layer.components.items()} == {
+        "counters": 3,
+        "weights": 1,
+        "buffer": 2,
+    }
+    monkeypatch.undo()
+    disk.is_open.set()
+    engine.wait()
+    assert train(engine, counters, 7) == [7]
+    engine.wait()
+    assert {each.step for each in store.snapshot(7).components.values()} == {7}
 
 
 # --- failures ---
@@ -362,6 +396,11 @@ def test_registering_refuses_what_could_not_be_saved_or_restored(store: Any, clo
         engine.register("object", {"inside": object()})
     with pytest.raises(InvalidInputError, match="no keep_rows and keep_steps"):
         engine.register("buffer", {"rows": [1]}, SaveStrategy(recent_only=Recent(rows=10)))
+    for strategy in ("fast", {"every_steps": 1}, 5):
+        with pytest.raises(InvalidInputError, match=r"'text': strategy=.*expected a casckpt\.SaveStrategy"):
+            engine.register("text", {"a": 1}, strategy)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"store='runs/x'.*CheckpointEngine\.open"):
+        CheckpointEngine("runs/x")  # type: ignore[arg-type]
     engine.save(1)
     engine.wait()
     assert set(store.snapshot(1).components) == {"policy"}

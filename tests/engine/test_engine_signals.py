@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import casckpt
+from casckpt.engine.signals import listening
 from tests.engine.clocks import Clock, Disk, open_timed
 
 TRAINING = """
@@ -321,3 +323,51 @@ def test_deadline_before_a_restore_saves_nothing_over_what_was_there(store_path:
         with engine.pause():
             assert not engine.save_in_pause("SIGTERM")
         assert store.restore() == {"policy": {"a": 1}}
+
+
+class Deaf:
+    """What a guard needs of an engine; nothing of it is asked here."""
+
+    def request_stop(self, name: str, number: int) -> None:
+        pass
+
+    def save_in_pause(self, name: str) -> bool:
+        return False
+
+
+@pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="no process can signal itself here")
+@pytest.mark.parametrize("moment", range(1, 7))
+def test_signal_is_lost_at_no_moment_in_which_the_guard_comes_or_goes(
+    moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either the guard hears it, or the handler of before and after does."""
+    outside: list[int] = []
+    calls = 0
+
+    def signalled(real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            result = real(*arguments, **options)
+            calls += 1
+            if calls == moment:
+                signal.raise_signal(signal.SIGTERM)
+            return result
+
+        return call
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: outside.append(number))
+    try:
+        with monkeypatch.context() as patch:
+            for name in ("signal", "set_wakeup_fd"):
+                patch.setattr(signal, name, signalled(getattr(signal, name)))
+            try:
+                with listening(Deaf(), 1000):
+                    pass
+                heard = 0
+            except SystemExit as ending:
+                heard = ending.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert calls == 6
+    assert outside == [signal.SIGTERM] or heard == 128 + signal.SIGTERM
+    assert signal.set_wakeup_fd(-1) == -1

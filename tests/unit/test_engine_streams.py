@@ -90,6 +90,19 @@ def test_seeding_anew_at_a_restore_is_in_the_labels_of_the_next_snapshot_alone(s
     assert draws[0] == draws[1] != draws[2]
 
 
+def test_seed_that_another_restore_took_back_is_in_no_label(store_path: Any) -> None:
+    saved(store_path)
+    own = random.Random(2)
+    with casckpt.open(store_path) as store, engine_of(store, casckpt.RngState(own=own)) as engine:
+        engine.restore(reseed=7)
+        drawn = own.random()
+        engine.restore()
+        assert own.random() != drawn
+        engine.advance_step()
+        engine.save(async_mode=False)
+        assert store.timeline()[-1].labels == {}
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, 2**63])
 def test_impossible_seed_is_refused_before_anything_is_restored(seed: Any, store_path: Any) -> None:
     saved(store_path)

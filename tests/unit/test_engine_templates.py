@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from casckpt.replay import Arrays, Ring
 from tests.unit.cli_stores import call
 
 torch = pytest.importorskip("torch")
+gymnasium = pytest.importorskip("gymnasium")
+from casckpt.integrations.gymnasium import EnvState  # noqa: E402
 
 WEIGHTS = np.zeros(2, np.float32)
 RNG = {"python": {"words": b"0"}, "numpy": {"state": 1}, "torch": {"cpu": 1}}
@@ -78,6 +81,8 @@ GOES_WITH = {  # taking this component away makes these roles missing
     "pbt": {"scores": ["scores"], "generation": ["generation"]},
 }
 
+PPO = {"template": "ppo"}
+
 
 def test_every_template_has_a_state_here() -> None:
     assert set(STATES) == set(GOES_WITH) == set(TEMPLATES)
@@ -134,6 +139,25 @@ def test_what_cannot_be_captured_makes_its_role_incomplete() -> None:
     assert report.missing == ("environment",)
     (environment,) = [each for each in report.roles if each.role == "environment"]
     assert (environment.state, environment.reason) == ("not capturable", "a socket")
+
+
+def test_live_components_say_what_their_capture_lacks_and_strict_refuses(store_path: Path) -> None:
+    """An environment that may be captured in part is there; what of it is not makes the state incomplete."""
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=1)
+    env.unwrapped.handle = threading.Lock()
+    state = {**STATES["ppo"], "env": EnvState(env, strict=False)}
+    with casckpt.open(store_path, create=True) as store, casckpt.CheckpointEngine(store, config=PPO) as engine:
+        for name, value in state.items():
+            engine.register(name, value)
+        report = engine.coverage()
+        assert list(report.not_capturable) == ["env/env.env.env.env.handle"]
+        assert (report.missing, report.is_complete) == (("environment",), False)
+        with pytest.raises(casckpt.InvalidInputError, match=r"env\.handle: a lock"):
+            engine.save(1)
+        del env.unwrapped.handle
+        assert engine.coverage().is_complete
+        assert engine.save(1) is not None
 
 
 def test_unknown_template_is_refused_with_the_known_ones() -> None:

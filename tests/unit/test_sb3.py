@@ -15,11 +15,13 @@ import torch  # noqa: E402
 from stable_baselines3 import DQN, PPO, SAC, TD3  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.monitor import Monitor  # noqa: E402
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize  # noqa: E402
 
 import casckpt  # noqa: E402
 from casckpt.engine.templates import check_complete, paths_of  # noqa: E402
+from casckpt.integrations.gymnasium import EnvState  # noqa: E402
 from casckpt.integrations.sb3 import CheckpointCallback, StatefulEnv, components, resume  # noqa: E402
 
 SMALL = {"net_arch": [8]}
@@ -368,6 +370,26 @@ def test_environments_in_worker_processes_are_refused_without_their_wrapper(open
     model.env.close()
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:snapshots of this training lack")
+def test_environments_that_no_snapshot_has_begin_new_episodes_or_are_refused(open_store: Any) -> None:
+    """Whoever accepted that they cannot be captured goes on all the same; with the wrapper in place, too."""
+    for run, wrapper in (("without", None), ("with", StatefulEnv)):
+        env = make_vec_env("CartPole-v1", 2, seed=1, **IN_WORKERS)
+        train(ppo(env=env), open_store(run=run), strict=False, others=[Watch(lambda live: live.num_timesteps < 40)])
+        env.close()
+        env = make_vec_env("CartPole-v1", 2, seed=1, wrapper_class=wrapper, **IN_WORKERS)
+        resets, reset = [], env.reset
+        env.reset = lambda resets=resets, reset=reset: resets.append(1) or reset()
+        model, store = ppo(env=env), open_store(run=run)
+        with pytest.raises(casckpt.InvalidInputError, match=r"captured without environments: .*strict=False"):
+            resume(model, CheckpointCallback(store, every_steps=1), TOTAL)
+        with pytest.warns(casckpt.StoreWarning, match="go on without environments: .* and begin new episodes"):
+            train(model, store, strict=False, others=[Watch(lambda live: True)])
+        env.close()
+        assert (model.num_timesteps, len(resets)) == (TOTAL, 1)
+
+
 def test_run_that_is_not_resumed_is_not_continued_by_accident(open_store: Any) -> None:
     store = open_store()
     train(ppo(), store, total=32)
@@ -428,6 +450,30 @@ def test_environment_that_cannot_be_captured_is_refused_or_said(open_store: Any)
     gaps = store.restore(only=["env"])["env"]["not_captured"]
     assert len(gaps) == 2
     assert all("handle: " in gap and "object" in gap for gap in gaps)
+
+
+class Curriculum(Monitor):
+    """A monitor that makes the task harder, and so decides what comes next."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.level, self.recent, self.luck = 1, [0.0], np.random.default_rng(3)
+
+    def step(self, action: Any) -> Any:
+        self.level += 1
+        self.recent.append(self.luck.random())
+        return super().step(action)
+
+
+def test_what_a_subclass_of_a_monitor_keeps_is_captured_or_named() -> None:
+    env, other = Curriculum(gymnasium.make("CartPole-v1")), Curriculum(gymnasium.make("CartPole-v1"))
+    env.reset(seed=1)
+    env.step(0)
+    EnvState(other).load_state_dict(EnvState(env).state_dict())
+    env.step(1), other.step(1)
+    assert (other.level, other.recent, other.total_steps) == (3, env.recent, 2)
+    env.handle = object()
+    assert [finding.path for finding in EnvState(env).report().missing] == ["env.handle"]
 
 
 @pytest.mark.full

@@ -134,6 +134,23 @@ def test_guard_is_quiet_when_nothing_moved_and_after_renewal() -> None:
     assert guard.moved() == []
 
 
+def test_streams_of_devices_that_are_not_here_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a run of two GPUs is restored on a machine with one, or with none."""
+    rng, put = casckpt.RngState(), []
+    state = rng.state_dict()
+    state["torch"]["cuda"] = [torch.arange(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: put.append((index, state.tolist())))
+    for count, expected in ((0, []), (1, [(0, list(range(16)))]), (3, [(0, list(range(16))), (1, [1] * 16)])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        put.clear()
+        if count < 2:
+            with pytest.warns(casckpt.StoreWarning, match=f"streams of 2 CUDA devices, and {count} are here"):
+                rng.load_state_dict(state)
+        else:
+            rng.load_state_dict(state)  # where all are restored, nothing is said
+        assert put == expected
+
+
 def test_streams_are_restored_after_everything_else(store_path: Any) -> None:
     class Drawing:
         """Loading it draws."""

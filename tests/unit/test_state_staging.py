@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import casckpt
 from casckpt.errors import BusyError, ConcurrentMutationError, StoreWarning
 from casckpt.state import Captured, Staging, capture
+from casckpt.state import _torch as door
 from casckpt.state import staging as module
 
 
@@ -365,6 +371,83 @@ def test_without_a_device_nothing_of_cuda_is_touched() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("untouched\n", "")
+
+
+class Runtime:
+    """What CUDA's runtime does here: an error that nobody took stays for the next kernel of whoever comes."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.flags: list[int] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.flags.append(flags)
+        self.pending = 2
+        return self.pending
+
+    def kernel(self, *arguments: Any, **options: Any) -> None:
+        pending, self.pending = self.pending, 0
+        if pending:
+            raise RuntimeError(f"CUDA error: {pending}")
+
+
+def test_error_of_memory_that_cannot_be_locked_is_not_left_to_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "ones", runtime.kernel)
+    with pytest.raises(RuntimeError, match="cudaHostRegister of 4096 bytes: error 2"):
+        door.CudaCopies.lock(bytearray(4096), 0, 4096)
+    runtime.kernel()  # of the training: nothing is raised here
+    assert runtime.flags == [1]  # cudaHostRegisterPortable: for every device
+
+
+def test_blocks_of_a_device_are_read_in_the_order_of_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever thread reads them: a thread's own current stream does not wait for the caller's."""
+    current = threading.local()
+    current.stream = "the caller's"
+    read_in: list[str] = []
+
+    @contextlib.contextmanager
+    def stream(chosen: str) -> Iterator[None]:
+        before, current.stream = getattr(current, "stream", "the thread's own"), chosen
+        yield
+        current.stream = before
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current.stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    real = door._bytes_of
+
+    def noting(tensor: torch.Tensor) -> memoryview:
+        read_in.append(getattr(current, "stream", "the thread's own"))
+        return real(tensor)
+
+    monkeypatch.setattr(door, "_bytes_of", noting)
+    whole, column = torch.arange(12.0), torch.arange(12.0).reshape(4, 3)[:, 1]
+    sources = [door.DeviceSource(whole, whole.data_ptr(), whole.nbytes), door.compact_source(column)]
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.extend(bytes(source(0, 16)) for source in sources))
+    reader.start(), reader.join()
+    assert found == [np.arange(4, dtype=np.float32).tobytes(), np.array([1, 4, 7, 10], np.float32).tobytes()]
+    assert read_in == ["the caller's"] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_that_a_gpu_cannot_lock_leaves_its_next_kernel_alone() -> None:
+    with pytest.raises(RuntimeError, match="cudaHostRegister"):
+        door.CudaCopies.lock(bytearray(1), 4096, 1 << 50)
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_durable_commit_waits_for_the_stream_that_writes(store_path: Path) -> None:
+    side, weights = torch.cuda.Stream(), torch.zeros(1 << 22, device="cuda")
+    torch.cuda.synchronize()
+    with casckpt.open(store_path, create=True) as store, torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        weights.fill_(3)
+        store.commit(1, {"policy": {"w": weights}})
+        assert store.restore(1)["policy"]["w"].eq(3).all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -68,8 +68,8 @@ class CheckpointCallback(BaseCallback):
             raised at the next one, or at the end.
         replay_trust, extra: see `components`.
         labels: go into every snapshot.
-        strict: refuse to train with state that cannot be captured. Without it, a warning, and each snapshot says what
-            it lacks.
+        strict: refuse to train with state that cannot be captured, and to go on from a snapshot that lacks some.
+            Without it, a warning, and each snapshot says what it lacks.
         verbose: as for every callback.
 
     A snapshot carries the mean episode reward and length, and the last evaluation of an `EvalCallback`, as metrics, and
@@ -196,6 +196,7 @@ class CheckpointCallback(BaseCallback):
         report = self._sink.resume(ref, branch)
         if report.is_fresh:
             return Resumption(report, target_total)
+        self._accept_gaps(model)
         if reseed is not None:
             self._labels |= self._state["rng"].reseed(reseed)
         self._rng_restored = self._state["rng"].state_dict()
@@ -204,6 +205,23 @@ class CheckpointCallback(BaseCallback):
         remaining = max(0, target_total - model.num_timesteps)
         self._expected = (model.num_timesteps, model.num_timesteps + remaining)
         return Resumption(report, remaining)
+
+    def _accept_gaps(self, model: BaseAlgorithm) -> None:
+        """What a snapshot lacks of its environments is accepted with `strict=False`; those in workers begin anew."""
+        env = self._state["env"]
+        if not env.lacking:
+            return
+        listed = "; ".join(env.lacking)
+        if self._strict:
+            raise InvalidInputError(
+                f"the environments of the snapshot were captured without {listed}. A training that goes on from it "
+                "differs: accept that with CheckpointCallback(..., strict=False), or begin another run.",
+                paths=list(env.lacking),
+            )
+        if env.needs_reset:
+            model._last_obs = None  # so that learn() resets them
+        begin = ", and begin new episodes" if env.needs_reset else ""
+        warnings.warn(f"the environments go on without {listed}{begin}", StoreWarning, stacklevel=4)
 
     def _settle(self) -> None:
         """Put back what `learn()` touched since `resume`."""
@@ -260,6 +278,7 @@ def resume(
     Raises:
         MismatchError: the model differs from the stored one in names, shapes or wrappers; nothing was touched as far
             as arrays and networks go.
+        InvalidInputError: the snapshot lacks something of its environments, and the callback is strict.
         Otherwise as `Store.resume_into`.
     """
     return callback._resume(model, target_total, ref, branch, reseed)

@@ -20,8 +20,10 @@ from stable_baselines3.common.vec_env.stacked_observations import StackedObserva
 
 from casckpt.errors import CasckptError, MismatchError, UnsupportedStateError
 from casckpt.integrations.gymnasium import EnvState, register_env_adapter
+from casckpt.integrations.gymnasium.nodes import Finding
 from casckpt.integrations.gymnasium.parts import Parts, parts_of, tree_of
 from casckpt.integrations.sb3._attributes import copied, put_attributes, take_attributes
+from casckpt.state.rng import kind_of
 
 # Constructed with the wrapper and never changed, or derived from what is captured, or a time of day.
 _NO_STATE = {
@@ -31,19 +33,34 @@ _NO_STATE = {
 _PENDING_RESET = ("_seeds", "_options")  # of the innermost VecEnv: used up by the next reset
 
 
+_MONITORED = ("rewards", "needs_reset", "episode_returns", "episode_lengths", "total_steps", "current_reset_info")
+_OF_MONITOR = frozenset(vars(Monitor(gymnasium.Env())))  # what every one has
+
+
 def _monitor_state(monitor: Monitor[Any, Any]) -> dict[str, Any]:
-    """What a `Monitor` counts. When episodes ended is left to the clock, and its file to whoever opened it."""
-    return {name: copied(getattr(monitor, name)) for name in _MONITORED}
+    """What a `Monitor` counts, and what a subclass of it keeps beside.
+
+    When episodes ended is left to the clock, its file to whoever opened it, generators and spaces to `EnvState`.
+    """
+    state = {name: copied(getattr(monitor, name)) for name in _MONITORED}
+    left_out: dict[str, str] = {}
+    drawing = {name for name, value in vars(monitor).items() if isinstance(value, gymnasium.Space) or kind_of(value)}
+    own = take_attributes(monitor, _OF_MONITOR | drawing, left_out)
+    return {**state, **({"own": own, "left_out": left_out} if own or left_out else {})}
 
 
 def _put_monitor(monitor: Monitor[Any, Any], state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        setattr(monitor, name, copied(value))
+    for name in _MONITORED:
+        setattr(monitor, name, copied(state[name]))
+    put_attributes(monitor, state.get("own", {}))
     monitor.episode_times = [math.nan] * len(monitor.episode_returns)
 
 
-_MONITORED = ("rewards", "needs_reset", "episode_returns", "episode_lengths", "total_steps", "current_reset_info")
-register_env_adapter(Monitor, _monitor_state, _put_monitor)
+def _monitor_findings(state: dict[str, Any], path: str) -> list[Finding]:
+    return [Finding(f"{path}.{name}", reason) for name, reason in state.get("left_out", {}).items()]
+
+
+register_env_adapter(Monitor, _monitor_state, _put_monitor, find=_monitor_findings)
 
 
 class VecEnvState:
@@ -52,12 +69,19 @@ class VecEnvState:
     Args:
         venv: wrapped or not. Restored into one that is built the same way; it need not have been reset.
         without: wrappers of the chain that are captured elsewhere.
+
+    Attributes:
+        left_out: path → reason of what could not be captured at the last `state_dict`.
+        lacking: what the state that was restored last lacks, as it says.
+        needs_reset: whether environments are missing in it altogether: they are where they were, perhaps never reset.
     """
 
     def __init__(self, venv: VecEnv, without: tuple[VecEnv, ...] = ()) -> None:
         self._venv = venv
         self._without = without
         self.left_out: dict[str, str] = {}
+        self.lacking: list[str] = []
+        self.needs_reset = False
 
     def state_dict(self) -> dict[str, Any]:
         """Costs a copy of every attribute; in worker processes, a round trip."""
@@ -94,6 +118,8 @@ class VecEnvState:
         for name, value in state["pending_reset"].items():
             setattr(self._venv.unwrapped, name, copied(value))
         self._put_environments(state["environments"])
+        self.lacking = list(state["not_captured"])
+        self.needs_reset = any(each is None for each in state["environments"])
 
     def _layers(self) -> Iterator[tuple[str, VecEnvWrapper]]:
         layer, number = self._venv, 0
