@@ -19,7 +19,7 @@ from casckpt.errors import InvalidInputError
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 14, ROUNDING: 5, SQUARES: 20, CENTERED_STEP: 17}
+PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 16, ROUNDING: 5, SQUARES: 20, CENTERED_STEP: 17}
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them
@@ -59,7 +59,7 @@ LEVELS: Final[Mapping[str, Level]] = {
     level.name: level
     for level in (
         Level("fast", 0.1, 0.4, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
-        Level("balanced", 0.1, 5.25, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
+        Level("balanced", 0.1, 5.75, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
         Level("small", 0.03, 21.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
     )
 }
