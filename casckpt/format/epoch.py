@@ -125,6 +125,15 @@ def decode_table(table: bytes, count: int, size: int, what: str) -> list[Row]:
     return rows
 
 
+def framed_size(header: bytes) -> int:
+    """Bytes that an image takes by what its first `HEADER_SIZE` bytes say; 0 where that cannot be."""
+    if len(header) < HEADER_SIZE:
+        return 0
+    _, _, body_size, inline_size, _ = ENTRY_HEADER.unpack_from(header)
+    size: int = HEADER_SIZE + body_size + inline_size + TRAILER_SIZE
+    return size if size <= ENTRY_SIZE_MAX else 0
+
+
 def decode_image(image: bytes, row: Row, seq: int, what: str) -> Entry:
     """The entry that an image stands for: with the digest and size that it had, and without inlined objects.
 

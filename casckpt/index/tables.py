@@ -3,7 +3,7 @@
 ========== ============================ ==========================================================================
 table      key                          value
 ========== ============================ ==========================================================================
-meta       name                         MessagePack (`applied`, `bad`, `pending`, `epoch`, counters)
+meta       name                         MessagePack (`applied`, `bad`, `pending`, `epoch`, counters); `untold`, empty
 objects    object id                    count u32, then places: where records of the object are, preferred first
 packs      pack number u32              pack id 16, size u64
 pack_ids   pack id 16                   pack number u32
@@ -69,6 +69,7 @@ PENDING = b"pending:"  # meta keys: then the pack id
 UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its table
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
 EPOCH = b"epoch:"  # meta keys: then the epoch's number, 8 bytes
+UNTOLD = b"untold"  # meta key: there were epochs that no entry names when the index was made
 GENERATION = b"generation:"  # meta keys: then run, NUL and number, 8 bytes
 
 

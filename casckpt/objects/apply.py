@@ -49,6 +49,7 @@ from casckpt.index.tables import (
     FLAG_THINNED,
     INLINE,
     PENDING,
+    UNTOLD,
     Applied,
     BranchRow,
     GenerationRow,
@@ -322,7 +323,13 @@ def _apply_condemn(txn: KvWriter, seq: int, body: Condemn, packs: PackSource) ->
 
 
 def _apply_seal(txn: KvWriter, seq: int, body: Seal, packs: PackSource) -> None:
-    """Objects inlined in the sealed entries are found in packs from here on, or not at all."""
+    """Objects inlined in the sealed entries are found in packs from here on, or not at all.
+
+    Raises:
+        PackGone: epochs were here before their seal was, so the rows may lack what lies in the packs that it names.
+    """
+    if txn.get("meta", UNTOLD) is not None:
+        raise PackGone
     _add_named(txn, seq, body.replacements, packs)
     start, stop = epoch_count(txn), max(epoch_count(txn), body.epochs[-1].number + 1)
     for ref in body.epochs:

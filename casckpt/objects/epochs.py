@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from casckpt.digest import digest
 from casckpt.errors import CorruptionError, StorageError
-from casckpt.format.entry import HEADER_SIZE, TRAILER_SIZE, Entry, EpochRef
-from casckpt.format.epoch import Row, decode_head, decode_image, decode_table, table_size
-from casckpt.ids import EntryDigest, StoreId
+from casckpt.format.entry import HEADER_SIZE, TRAILER_SIZE, Entry, EpochRef, decode_entry
+from casckpt.format.epoch import Row, Sealed, decode_head, decode_image, decode_table, framed_size, table_size
+from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_EPOCH
 from casckpt.storage.fs import File, is_about_file, write_file
 from casckpt.storage.process import System
@@ -56,9 +57,11 @@ class Epochs:
         """Bytes of the file of the epoch that entry `seq` belongs to; None while there is none."""
         return self._system.file_system.size(self.path(epoch_of(seq)))
 
-    def numbers(self) -> list[int]:
-        """Numbers of all epochs that are here, ascending."""
-        return [int(name) for name in self._system.file_system.list(self.folder) if _NAME.fullmatch(name)]
+    def numbers(self, start: int = 0) -> list[int]:
+        """Numbers of all epochs from `start` on that are here, ascending. Lists the folder; looks at no older name."""
+        names = self._system.file_system.list(self.folder)
+        first = bisect_left(names, f"{start:018d}")
+        return [int(name) for name in names[first:] if _NAME.fullmatch(name)]
 
     def digest(self, seq: int) -> EntryDigest | None:
         """The digest that entry `seq` had; None while it is not in an epoch.
@@ -91,6 +94,20 @@ class Epochs:
             raise CorruptionError(f"{what}: belongs to store {entry.store_id.hex()}", seq=seq)
         return entry
 
+    def sealed(self, seq: int) -> Sealed | None:
+        """What went into an epoch of entry `seq`; None while it is not in one.
+
+        Raises:
+            As `read`.
+        """
+        number, size = epoch_of(seq), self.size(seq)
+        if size is None:
+            return None
+        row = self._read_head(number, size)[1][seq - entries_of(number).start]  # not one that was found without a table
+        image = self._image(number, row)
+        decode_image(image, row, seq, f"timeline entry {seq} in epoch {number}")
+        return Sealed(row.digest, row.entry_size, image)
+
     def image(self, seq: int) -> bytes | None:
         """What an epoch holds of entry `seq`, not checked; None while it is not in one."""
         row = self._row(seq)
@@ -98,8 +115,7 @@ class Epochs:
 
     def _image(self, number: int, row: Row) -> bytes:
         with self._opened(number) as file:
-            image = bytearray(row.size)
-            return bytes(image[: file.read_into(image, row.offset)])
+            return _read(file, row.offset, row.size)
 
     def _row(self, seq: int) -> Row | None:
         number = epoch_of(seq)
@@ -117,14 +133,45 @@ class Epochs:
         return table[seq - entries_of(number).start]
 
     def _read_table(self, number: int, size: int) -> list[Row]:
+        """The table of an epoch; where it is damaged, what is found without it.
+
+        Raises:
+            CorruptionError: it is of another store, or nothing can be found.
+        """
+        try:
+            found, rows = self._read_head(number, size)
+        except CorruptionError:
+            rows = self._find_rows(number)
+            if not rows[0].size:
+                raise
+            return rows
+        if found != self._store_id:
+            raise CorruptionError(f"epoch {number} belongs to store {found.hex()}, this is {self._store_id.hex()}.")
+        return rows
+
+    def _read_head(self, number: int, size: int) -> tuple[StoreId, list[Row]]:
         what, entries = f"epoch {number}", entries_of(number)
         with self._opened(number) as file:
-            head = bytearray(HEADER_SIZE + table_size(len(entries)))
-            count = file.read_into(head, 0)
-        found = decode_head(bytes(head[:HEADER_SIZE]), entries.start, len(entries), size, what)
-        if found != self._store_id:
-            raise CorruptionError(f"{what} belongs to store {found.hex()}, this is {self._store_id.hex()}.", what=what)
-        return decode_table(bytes(head[HEADER_SIZE:count]), len(entries), size, what)
+            head = _read(file, 0, HEADER_SIZE + table_size(len(entries)))
+        found = decode_head(head[:HEADER_SIZE], entries.start, len(entries), size, what)
+        return found, decode_table(head[HEADER_SIZE:], len(entries), size, what)
+
+    def _find_rows(self, number: int) -> list[Row]:
+        """What the table would say, from the images alone.
+
+        An entry's digest is what the next one links to, and of the last zeros; sizes of files are not known. Behind an
+        image that is damaged as well nothing is found: those rows say no bytes.
+        """
+        rows: list[Row] = []
+        at = HEADER_SIZE + table_size(len(entries_of(number)))
+        with self._opened(number) as file, contextlib.suppress(CorruptionError):
+            for seq in entries_of(number):
+                image = _read(file, at, framed_size(_read(file, at, HEADER_SIZE)))
+                previous = EntryDigest(decode_entry(image, seq, "").envelope.previous)
+                rows[-1:] = [each._replace(digest=previous) for each in rows[-1:]]
+                rows.append(Row(NO_DIGEST, len(image), at, len(image)))
+                at += len(image)
+        return rows + [Row(NO_DIGEST, 0, at, 0)] * (len(entries_of(number)) - len(rows))
 
     def check(self, ref: EpochRef) -> None:
         """Prove that an epoch is, byte for byte, the one that an entry names. Costs reading it.
@@ -135,14 +182,11 @@ class Epochs:
         what = f"epoch {ref.number}"
         if self._system.file_system.size(self.path(ref.number)) is None:
             raise CorruptionError(f"{what} is missing. Copy {self.path(ref.number)} back from a copy of this store.")
-        with self._opened(ref.number) as file:
-            size = file.size()
-            data = memoryview(bytearray(size))
-            for start in range(0, size, _READ_SIZE):
-                file.read_into(data[start : start + _READ_SIZE], start)
-        if size != ref.size or digest(data[:-TRAILER_SIZE]) != ref.digest or data[-TRAILER_SIZE:] != ref.digest:
+        with self._opened(ref.number) as file:  # whatever lies there: no more is read than was meant
+            data = _read(file, 0, ref.size) if file.size() == ref.size else b""
+        if digest(data[:-TRAILER_SIZE]) != ref.digest or data[-TRAILER_SIZE:] != ref.digest:
             raise CorruptionError(
-                f"{what}: not as it was written. Copy {self.path(ref.number)} back from a copy of this store.",
+                f"{what}: not as it was written. Run `casckpt repair --from` with a copy of this store.",
                 number=ref.number,
             )
 
@@ -182,3 +226,15 @@ class Epochs:
             raise CorruptionError(f"epoch {number}: {error}", number=number, path=path) from error
         finally:
             file.close()
+
+
+def _read(file: File, offset: int, size: int) -> bytes:
+    """Bytes of a file; fewer where it ends before."""
+    data = memoryview(bytearray(size))
+    count = 0
+    while count < size:
+        found = file.read_into(data[count : count + _READ_SIZE], offset + count)
+        count += found
+        if not found:
+            break
+    return bytes(data[:count])

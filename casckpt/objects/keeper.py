@@ -35,6 +35,7 @@ from casckpt.index.tables import (
     PENDING,
     TABLES,
     UNREADABLE,
+    UNTOLD,
     Applied,
     BadEntry,
     Pending,
@@ -199,6 +200,20 @@ class IndexKeeper:
                     txn.delete("damage", object_id)
             txn.put_many("damage", [(object_id, reason[:200].encode()) for object_id, reason in found.items()])
 
+    def mark_bad(self, found: Mapping[int, str]) -> None:
+        """Remember entries that cannot be read any more; a hint, so failing to write it is no error.
+
+        Their rows stay: what they said is known as long as this index is.
+
+        Args:
+            found: number → reason.
+        """
+        if self._read_only or not found:
+            return
+        with contextlib.suppress(CasckptError), self._lock, self.kv.write() as txn:
+            for seq, reason in found.items():
+                put_bad(txn, BadEntry(seq, self._timeline.size(seq), reason))
+
     # --- doubt and rebuilding ---
 
     def _is_doubtful(self) -> bool:
@@ -298,14 +313,16 @@ class IndexKeeper:
         Otherwise those that no entry names are no part of the store.
 
         Where packs were condemned or entries sealed, the others are looked into first: a manifest may lie in a later
-        one than that of the commit that needs it.
+        one than that of the commit that needs it. So they are where epochs are here and the entry that sealed them is
+        not, as in a copy that was made meanwhile: what was inlined in their entries lies in files that are left, or in
+        packs that nothing names yet.
         """
         fs = self._timeline.fs
         packs = _Packs(self._timeline, {})
-        self._apply_all(kv, at_least, packs)
+        is_told = self._apply_all(kv, at_least, packs)
         with kv.read() as txn:
             applied = read_applied(txn)
-            is_whole = applied is not None and not applied.gaps and not read_meta(txn, BAD, BadEntry)
+            is_whole = is_told and applied is not None and not applied.gaps and not read_meta(txn, BAD, BadEntry)
             if is_whole and last_condemned(txn) < 0:
                 return
             known = dict(decode_pack_row(row) for _, row in txn.scan("packs"))
@@ -317,13 +334,16 @@ class IndexKeeper:
                 rows = packs.rows(pack_id) if is_wanted else ()
                 if rows:
                     add_pack(txn, pack_id, packs.size(pack_id), rows)
-            for seq in self._timeline.file_numbers(entries_of(sealed).start) if sealed else ():
+            for seq in self._timeline.file_numbers(entries_of(sealed).start) if sealed or not is_told else ():
                 with contextlib.suppress(CorruptionError, NotFoundError):
-                    add_inlined(txn, self._timeline.read(seq))
+                    add_inlined(txn, self._timeline.read_file(seq)[0])
         self._apply_all(kv, at_least, packs)
+        if not is_told:
+            with kv.write() as txn:
+                txn.put("meta", UNTOLD, b"")
 
-    def _apply_all(self, kv: Kv, at_least: int, packs: _Packs) -> None:
-        """Everything that is here, in order.
+    def _apply_all(self, kv: Kv, at_least: int, packs: _Packs) -> bool:
+        """Everything that is here, in order; returns whether all that is in epochs was sealed by an entry that is here.
 
         Raises:
             PackGone: entries were sealed meanwhile, and the entry that says so is not among those applied.
@@ -347,6 +367,7 @@ class IndexKeeper:
             mark_applied(txn, last, digest, (seq for seq in range(last + 1) if seq not in present))
         if not is_told and self._timeline.exists(last + 1):
             raise PackGone
+        return is_told
 
 
 def _clear(txn: KvWriter) -> None:

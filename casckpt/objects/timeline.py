@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from bisect import bisect_left
 from itertools import pairwise
 
 from casckpt.digest import digest
@@ -22,7 +23,7 @@ from casckpt.errors import CorruptionError, NotFoundError
 from casckpt.format.entry import TRAILER_SIZE, Entry, decode_entry
 from casckpt.ids import NO_DIGEST, EntryDigest, StoreId
 from casckpt.limits import ENTRIES_PER_SHARD, ENTRY_SIZE_MAX, GAP_MAX
-from casckpt.objects.epochs import Epochs, entries_of
+from casckpt.objects.epochs import Epochs, entries_of, epoch_of
 from casckpt.storage.fs import FileSystem, is_about_file, read_file, write_file
 from casckpt.storage.process import System
 
@@ -128,7 +129,7 @@ class Timeline:
         Epochs last: what is sealed meanwhile is met as a file, or there.
         """
         found = self.file_numbers(start)
-        taken = {seq for number in self.epochs.numbers() for seq in entries_of(number) if seq >= start}
+        taken = {seq for number in self.epochs.numbers(epoch_of(start)) for seq in entries_of(number) if seq >= start}
         found = sorted(taken.union(found)) if taken else found
         jumps = (at for at, (one, two) in enumerate(pairwise([start - 1, *found])) if two - one > GAP_MAX)
         return found[: next(jumps, len(found))]
@@ -136,8 +137,10 @@ class Timeline:
     def file_numbers(self, start: int = 0) -> list[int]:
         """All numbers from `start` on that have a file of their own, ascending."""
         found = []
-        for shard in self.fs.list(self.folder):
-            if not _SHARD.fullmatch(shard) or (int(shard) + 1) * ENTRIES_PER_SHARD <= start:
+        shards = self.fs.list(self.folder)
+        first = bisect_left(shards, f"{start // ENTRIES_PER_SHARD:0{SHARD_DIGITS}d}")
+        for shard in shards[first:]:
+            if not _SHARD.fullmatch(shard):
                 continue
             for name in self.fs.list(f"{self.folder}/{shard}"):
                 # A number outside its own shard is a stray file: `path` never leads to it.

@@ -11,7 +11,7 @@ import contextlib
 
 import msgspec
 
-from casckpt.storage.fs import read_file, write_file
+from casckpt.storage.fs import read_file, replace_file
 from casckpt.storage.process import System
 
 RESTORING, RESTORED = "restoring", "restored"
@@ -58,6 +58,5 @@ class Marker:
         fs = self._system.file_system
         folder = self._path.rpartition("/")[0] or "."
         temporary = f"{self._path}.{self._system.random_bytes(8).hex()}"
-        write_file(fs, temporary, [msgspec.json.encode(mark)])
-        fs.rename(temporary, self._path)
+        replace_file(fs, temporary, self._path, [msgspec.json.encode(mark)])
         fs.sync_folder(folder)

@@ -28,6 +28,8 @@ class RingView:
     """A ring of one snapshot. What `Store.restore` gives for a `Ring`.
 
     Reading fails with a typed error once the store is closed, or where it is damaged; other rows are still there.
+    A view holds nothing back: where its step is retired, a collection takes what no other step has. Tag the step for as
+    long as its rows are wanted.
 
     Attributes:
         mutable: what the ring's buffer had beside its rows.

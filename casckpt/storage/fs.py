@@ -88,7 +88,7 @@ class FileSystem(Protocol):
         """Create one folder; no error when it is there."""
 
     def list(self, path: str) -> list[str]:
-        """Names in a folder; empty when it is not there."""
+        """Names in a folder, sorted; empty when it is not there."""
 
     def size(self, path: str) -> int | None:
         """Size of a regular file, or None when there is none under this name."""
@@ -126,6 +126,21 @@ def write_file(fs: FileSystem, path: str, parts: Iterable[Any]) -> None:
         file.sync()
     finally:
         file.close()
+
+
+def replace_file(fs: FileSystem, temporary: str, target: str, parts: Iterable[Any]) -> None:
+    """A file in place of the one under its name, if there is one; durable but for the name: as `write_file`.
+
+    Raises:
+        StorageError: the old one is there, and no temporary file is left of this.
+    """
+    try:
+        write_file(fs, temporary, parts)
+        fs.rename(temporary, target)
+    except Exception:
+        with contextlib.suppress(OSError):
+            fs.unlink(temporary)
+        raise
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,7 +50,7 @@ class System:
         return os.getpid()
 
     def temporary_path(self, root: str) -> str:
-        """A new name in `tmp/` that says which process made it: boot id, pid, start time, random."""
+        """A new name in `tmp/` that says which process made it: where, pid, start time, random."""
         return f"{root}/tmp/{_identity(os.getpid())}-{self.random_bytes(8).hex()}"
 
     def lease_path(self, root: str) -> str:
@@ -59,15 +60,55 @@ class System:
 
 @cache
 def _identity(pid: int) -> str:
-    return f"{boot_id()[:8]}-{pid}-{start_ticks(pid)}"
+    return f"{''.join(_where())}-{pid}-{start_ticks(pid)}"
+
+
+@cache
+def _where() -> tuple[str, str, str]:
+    """This machine, its boot, and the namespace in which a process id means something: eight hex digits each."""
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            machine = file.read()
+    except (OSError, ValueError):
+        machine = ""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    facts = machine + socket.gethostname(), boot_id(), namespace
+    one, two, three = (f"{zlib.crc32(each.encode()):08x}" for each in facts)
+    return one, two, three
 
 
 def owner_of(name: str) -> tuple[int | None, str]:
-    """Process id in a name that `System` made, and its state: "running", "dead" or "unknown" (another boot)."""
-    boot, _, rest = name.partition("-")
+    """Process id in a name that `System` made, and its state.
+
+    "running"; "dead", which is certain: this machine was started anew since, or has no such process; or "unknown": of
+    another machine or container, or this platform does not tell.
+    """
+    where, _, rest = name.partition("-")
     pid, _, rest = rest.partition("-")
     ticks = rest.partition("-")[0]
-    if not (pid.isdigit() and ticks.isdigit()) or boot != boot_id()[:8]:
+    machine, boot, namespace = where[:8], where[8:16], where[16:]
+    own_machine, own_boot, own_namespace = _where()
+    if not (pid.isdigit() and ticks.isdigit()) or machine != own_machine or not boot_id():
         return (int(pid) if pid.isdigit() else None), "unknown"
-    is_running = int(ticks) != 0 and start_ticks(int(pid)) == int(ticks)
-    return int(pid), "running" if is_running else "dead"
+    if boot != own_boot:
+        return int(pid), "dead"
+    if namespace != own_namespace or int(ticks) == 0:
+        return int(pid), "unknown"
+    found = start_ticks(int(pid))
+    if found == int(ticks):
+        return int(pid), "running"
+    return int(pid), "unknown" if found == 0 and _is_there(int(pid)) else "dead"
+
+
+def _is_there(pid: int) -> bool:
+    """Whether there is a process of this id: /proc may hide those of other users."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # it may not be touched, so it is there
+    return True

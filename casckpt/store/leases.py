@@ -1,7 +1,7 @@
 """Leases: files that say "somebody reads here, and began at this entry", so that a collector waits.
 
-A lease is a small file in `leases/`, named like a temporary file after boot, process and start time. It holds the last
-timeline entry that the reader had applied when it began, and a counter that the reader raises while it makes
+A lease is a small file in `leases/`, named like a temporary file after machine, process and start time. It holds the
+last timeline entry that the reader had applied when it began, and a counter that the reader raises while it makes
 progress. An observer calls a lease dead when its process is gone, or when the counter has stood still for
 LEASE_TIMEOUT_S of the observer's *own* clock: no time is compared between machines, and a forked child, which raises
 no counter, keeps nothing alive.
@@ -89,8 +89,10 @@ class Leases:
         self._has_failed = False
         with self._lock:
             self._held[path] = file, seq
-        with contextlib.suppress(StorageError):
+        try:
             file.write([_CONTENT.pack(seq, self._counter)], 0)
+        except StorageError:
+            self._has_failed = True  # an empty one is waited for until it is taken for dead; do not count on more
         return path
 
     def _let_go(self, path: str) -> None:
@@ -106,11 +108,16 @@ class Leases:
         now_s = self._system.monotonic_s()
         if not self._held or now_s - self._pulsed_s < LEASE_PULSE_S:
             return
+        fs = self._system.file_system
         with self._lock:
             self._pulsed_s = now_s
             self._counter += 1
-            for file, seq in self._held.values():
-                with contextlib.suppress(StorageError):
+            for path, (file, seq) in self._held.items():
+                with contextlib.suppress(StorageError, FileNotFoundError):
+                    if fs.size(path) is None:  # it stood still for so long that a collector took it away
+                        file.close()
+                        file = fs.create(path)
+                        self._held[path] = file, seq
                     file.write([_CONTENT.pack(seq, self._counter)], 0)
 
 

@@ -36,7 +36,7 @@ from casckpt.limits import CHUNK_SIZE, CHUNK_SIZE_MAX, CHUNK_SIZE_MIN, ENTRY_SIZ
 from casckpt.objects.packs import list_packs
 from casckpt.objects.timeline import Timeline
 from casckpt.objects.writer import VERIFY_MODES
-from casckpt.storage.fs import FileSystem, is_about_file, read_file, write_file
+from casckpt.storage.fs import FileSystem, is_about_file, read_file, replace_file
 from casckpt.storage.process import System
 from casckpt.store.store import Store
 from casckpt.version import __version__
@@ -271,9 +271,7 @@ def _make_durable_folder(fs: FileSystem, path: str) -> None:
 
 
 def _write_document(fs: FileSystem, root: str, system: System, encoded: bytes) -> None:
-    temporary = system.temporary_path(root)
-    write_file(fs, temporary, [encoded])
-    fs.rename(temporary, f"{root}/{DOCUMENT}")
+    replace_file(fs, system.temporary_path(root), f"{root}/{DOCUMENT}", [encoded])
     fs.sync_folder(root)
 
 

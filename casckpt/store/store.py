@@ -446,8 +446,10 @@ class Store(SavesInBackground):
 
     def diff(self, a: Any, b: Any) -> Diff:
         """What differs between two snapshots, by component and leaf. Equal components are not read."""
-        first, second = (SnapshotId(bytes.fromhex(self.snapshot(ref).id)) for ref in (a, b))
-        return compare(self._catalog, self._restorer, first, second)
+        self._turns.check()
+        with self._reading():
+            first, second = (SnapshotId(bytes.fromhex(self.snapshot(ref).id)) for ref in (a, b))
+            return compare(self._catalog, self._restorer, first, second)
 
     def stats(self) -> Stats:
         """Sizes of the whole store. Lists its folders."""

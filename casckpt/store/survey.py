@@ -121,7 +121,7 @@ def survey(store: Store, progress: Callable[[int, int], None] | None = None) -> 
 def leftovers(root: str) -> Iterator[Leftover]:
     """Files in `tmp/`, and whether the process that made each is still there.
 
-    Names are those of `System.temporary_path`: boot id, pid, start time, random.
+    Names are those of `System.temporary_path`.
     """
     try:
         names = sorted(os.listdir(f"{root}/tmp"))

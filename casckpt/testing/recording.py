@@ -133,6 +133,17 @@ def crash_states(log: list[Operation | Mark]) -> Iterator[CrashState]:
                 yield CrashState(label, done, tuple(marks), files, folders)
 
 
+def after_power_cut(log: list[Operation | Mark]) -> CrashState:
+    """What is left at the end of a log of everything that was synced, and nothing else."""
+    disk = _Disk()
+    steps = [step for step in log if isinstance(step, Operation)]
+    for step in steps:
+        disk.apply(step)
+    marks = tuple(step.value for step in log if isinstance(step, Mark))
+    files, folders = disk.synced()
+    return CrashState(f"power cut after all {len(steps)}", len(steps), marks, files, folders)
+
+
 def _fingerprint(files: Mapping[str, bytes], folders: tuple[str, ...], mark_count: int) -> Hashable:
     # hash() of bytes is computed once per object, and unchanged files keep theirs: far cheaper than a digest
     return mark_count, folders, tuple((path, len(files[path]), hash(files[path])) for path in sorted(files))
@@ -266,6 +277,11 @@ class _Disk:
                 for label, content in torn.torn():
                     contents[self._last_written] = content
                     yield f"names {names_label}, last write {label}", *_tree(names, contents)
+
+    def synced(self) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        """Files and folders with what is durable alone."""
+        names = {path: folder.durable for path, folder in self._folders.items()}
+        return _tree(names, {i: file.content("dropped") for i, file in self._files.items()})
 
     def _possible_names(self) -> Iterator[tuple[str, dict[str, _Names]]]:
         everything = {path: _change(f.durable, f.pending) for path, f in self._folders.items()}

@@ -21,17 +21,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from casckpt.errors import CorruptionError, IncompleteError, NotFoundError, OutOfSpaceError, UnsupportedFormatError
+from casckpt.errors import (
+    CorruptionError,
+    IncompleteError,
+    InvalidInputError,
+    NotFoundError,
+    OutOfSpaceError,
+    UnsupportedFormatError,
+)
 from casckpt.format.document import COLLECTED, SEALED, unknown_features
 from casckpt.format.entry import Body, Condemn, PackRef, Prune, Thin
 from casckpt.ids import ObjectId, PackId, SnapshotId
 from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
 from casckpt.objects.packs import list_packs, pack_path, trash_path
+from casckpt.storage.fs import replace_file
 from casckpt.store.opening import add_feature
 from casckpt.store.store import Store
 from casckpt.store.values import Value
@@ -39,9 +48,19 @@ from casckpt_gc.compact import Rewriting, Stopped
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.gate import Gate, Observer
 from casckpt_gc.mark import Mark, PackState, check_certain, is_condemned, roots
-from casckpt_gc.plan import Findings, Plan, check_plausible, find, leftovers, may_have_garbage, plan, unnamed_packs
+from casckpt_gc.plan import (
+    Fate,
+    Findings,
+    Plan,
+    check_plausible,
+    find,
+    leftovers,
+    may_have_garbage,
+    plan,
+    unnamed_packs,
+)
 from casckpt_gc.recode import prove
-from casckpt_gc.retention import AnyOf, Retention, Thinning
+from casckpt_gc.retention import NEWEST, AnyOf, Retention, Thinning
 from casckpt_gc.seal import Sealing, make_epochs, sealable
 
 T = TypeVar("T")
@@ -89,6 +108,12 @@ class Report(Value):
         return f"{text}; not all was rewritten or sealed: no room, or stopped" if self.is_compaction_skipped else text
 
 
+def _newest(kept: Sequence[Fate]) -> SnapshotId | None:
+    """The snapshot that rules keep whatever they say: the newest that is whole and consistent, else the last."""
+    chosen = next((fate for fate in kept if NEWEST in fate.reasons), kept[-1] if kept else None)
+    return None if chosen is None else SnapshotId(bytes.fromhex(chosen.id))
+
+
 def collect(
     store: Store,
     retention: Retention | AnyOf | None = None,
@@ -106,7 +131,7 @@ def collect(
 
     Raises:
         CorruptionError, IncompleteError: it is not certain what is needed or who reads; nothing more is deleted.
-        InvalidInputError: nothing in the store would be left.
+        InvalidInputError: nothing in the store would be left, or an argument is wrong.
         StorageError: the file system refuses.
         UnsupportedFormatError: the store has a feature that this release does not know.
     """
@@ -128,6 +153,8 @@ class Collection:
         sleep: Callable[[float], None] = time.sleep,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
+        if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
+            raise InvalidInputError(f"grace_s={grace_s!r:.80}: expected seconds, from 0 on.")
         self._plan = found
         self._store: Store = found._store
         self._grace_s = grace_s
@@ -213,14 +240,14 @@ class Collection:
         store, found = self._store, self._plan
         if found.retired or found.thinned or found.packs:
             self._with_room(functools.partial(add_feature, store, COLLECTED))
-        newest = SnapshotId(bytes.fromhex(found.kept[-1].id)) if found.kept else None
+        newest = _newest(found.kept)
         leaving = [bytes.fromhex(fate.id) for fate in found.retired]
         for start in range(0, len(leaving), _PRUNED_PER_ENTRY):
             part = leaving[start : start + _PRUNED_PER_ENTRY]
             self._retired += self._publish(functools.partial(self._prune, part, newest))
         for fate in found.thinned:
             snapshot_id = SnapshotId(bytes.fromhex(fate.id))
-            self._thinned += self._publish(functools.partial(self._thin, snapshot_id, list(fate.withdrawn)))
+            self._thinned += self._publish(functools.partial(self._thin, snapshot_id, list(fate.withdrawn), newest))
 
     def _prune(self, leaving: Sequence[bytes], newest: SnapshotId | None) -> tuple[Body | None, int]:
         """What may still go, by what is published now: nothing tagged, and only while the newest stays."""
@@ -231,7 +258,10 @@ class Collection:
         left = [each for each in leaving if each not in tagged and not self._is_retired(SnapshotId(each))]
         return (Prune(left) if left else None), len(left)
 
-    def _thin(self, snapshot_id: SnapshotId, names: list[str]) -> tuple[Body | None, int]:
+    def _thin(self, snapshot_id: SnapshotId, names: list[str], newest: SnapshotId | None) -> tuple[Body | None, int]:
+        """The same of what is withdrawn: the newest keeps everything as long as it is there."""
+        if newest is None or self._is_retired(newest):
+            return None, 0
         is_done = self._is_retired(snapshot_id) or set(names) <= set(self._store._catalog.thinned(snapshot_id))
         return (None, 0) if is_done else (Thin(snapshot_id, names), 1)
 
@@ -389,6 +419,7 @@ class Collection:
         if not packs:
             return
         self._look_again(packs)
+        store._timeline.make_durable(store._keeper.applied().seq)  # who condemned them may have died before it was
         fs, root = store._timeline.fs, store.path
         fs.make_folder(f"{root}/trash")
         for pack_id in packs:
@@ -442,10 +473,4 @@ class Collection:
         fs, path = self._store._timeline.fs, f"{self._store.path}/{RESERVE}"
         if fs.size(path) is not None:
             return
-        temporary = self._store._system.temporary_path(self._store.path)
-        file = fs.create(temporary)
-        try:
-            file.write([bytes(RESERVE_SIZE)], 0)
-        finally:
-            file.close()
-        fs.rename(temporary, path)
+        replace_file(fs, self._store._system.temporary_path(self._store.path), path, [bytes(RESERVE_SIZE)])

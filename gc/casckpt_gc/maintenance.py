@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from casckpt.errors import CasckptError, StoreWarning
 from casckpt.limits import DRAIN_TIMEOUT_S
@@ -65,11 +65,12 @@ class Maintenance:
         self._grace_s = grace_s
         self._patrol_bytes = patrol_bytes
         self._limits = limits
-        self._place = "", "", ""
+        self._path, self._branch = "", ""
+        self._options: dict[str, Any] = {}
         self._commit_count = 0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self.error: CasckptError | None = None
+        self.error: CasckptError | OSError | None = None
         self.report: Report | None = None
         self.patrolled: Patrolled | None = None
         self.health: Health | None = None
@@ -77,7 +78,9 @@ class Maintenance:
     def after_commit(self, store: Store) -> None:
         """Say that `store` has published a snapshot. Returns at once."""
         self._commit_count += 1
-        self._place = store.path, store.run, store.branch
+        self._path, self._branch = store.path, store.branch
+        committer = store._committer.options  # what is encoded anew must not take longer to restore than what is not
+        self._options = {"run": store.run, "verify": committer["verify"], "level": committer["level"].name}
         if self._commit_count >= self._every_commits and self._begin(self._collect):
             self._commit_count = 0
 
@@ -89,26 +92,25 @@ class Maintenance:
         return False
 
     def _begin(self, act: Callable[[Store], None]) -> bool:
-        """Do something in a thread of its own, unless something is under way."""
-        if self._thread is not None and self._thread.is_alive():
+        """Do something in a thread of its own, unless something is under way or all is over."""
+        if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return False
         self._thread = threading.Thread(target=self._do, args=(act,), name="casckpt-maintenance", daemon=True)
         self._thread.start()
         return True
 
     def _do(self, act: Callable[[Store], None]) -> None:
-        path, run, _ = self._place
         try:
-            with open_store(path, run=run) as own:
+            with open_store(self._path, **self._options) as own:
                 act(own)
-        except CasckptError as error:
+        except (CasckptError, OSError) as error:  # a folder that was taken away is neither
             if self.error is None:
-                warnings.warn(f"a collection failed, and training goes on: {error.message}", StoreWarning, stacklevel=1)
+                warnings.warn(f"a collection failed, and training goes on: {error}", StoreWarning, stacklevel=1)
             self.error = error
 
     def _collect(self, own: Store) -> None:
         retention, thinning = self._rules
-        found = plan(own, retention, thinning, branch=self._place[2], compaction=self._compaction)
+        found = plan(own, retention, thinning, branch=self._branch, compaction=self._compaction)
         collection = Collection(found, grace_s=self._grace_s, is_stopped=self._stop.is_set)
         while not collection.advance():
             if self._stop.wait(POLL_S):

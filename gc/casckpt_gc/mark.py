@@ -108,6 +108,14 @@ class Mark:
         self.held -= fresh
         return (fresh - was_held) | self._hold(fresh)
 
+    def records(self, objects: Iterable[ObjectId]) -> dict[ObjectId, list[Place]]:
+        """The records of needed objects that count, as the index has them now. Costs a look-up per object below."""
+        ids = list(objects)
+        with self.store._keeper.kv.read() as txn:
+            places = graph.reach(ids, txn)
+        settled = graph.settle(places, lambda _, __: True, {})
+        return {each: counting(places[each], settled) for each in ids}
+
     def recode(self, records: Mapping[ObjectId, Place]) -> Mark:
         """The mark as it is once these objects have only these records. Costs two look-ups per live object.
 

@@ -36,7 +36,7 @@ from casckpt.store.wholeness import WholenessCheck
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.mark import Census, Mark, PackState, census, check_certain, roots
 from casckpt_gc.recode import Recoding, find_recoding
-from casckpt_gc.retention import AnyOf, Candidate, Retention, Thinning
+from casckpt_gc.retention import NEWEST, AnyOf, Candidate, Retention, Thinning, newest
 from casckpt_gc.seal import replaceable, sealable
 
 if TYPE_CHECKING:
@@ -182,13 +182,15 @@ def plan(
             stays.
 
     Raises:
+        InvalidInputError: a rule is none.
         NotFoundError: no such branch.
         CorruptionError, IncompleteError: it is not certain what is needed; nothing is planned.
     """
+    rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
+    _check_rules(retention, rules, compaction)
     store._keeper.catch_up()
     seq = store._keeper.applied().seq
     name = store._catalog.current_branch(store.run) if branch is None else branch
-    rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
     check_certain(store)
     fates = _fates(store, name, retention, rules)
     leaving = {SnapshotId(bytes.fromhex(fate.id)) for fate in fates if not fate.reasons}
@@ -221,6 +223,13 @@ def plan(
         store,
         compaction,
     )
+
+
+def _check_rules(retention: object, thinning: Sequence[object], compaction: object) -> None:
+    wanted = [("retention", retention, Retention | AnyOf | None), ("compaction", compaction, Compaction | None)]
+    for name, rule, kind in [*wanted, *(("thinning", each, Thinning) for each in thinning)]:
+        if not isinstance(rule, kind):
+            raise InvalidInputError(f"{name}={rule!r:.80}: expected {getattr(kind, '__name__', kind)}.")
 
 
 @dataclass(frozen=True)
@@ -296,6 +305,8 @@ def _fates(
         return ()
     line = candidates(store, branch)
     reasons = {each.id: ["all"] for each in line} if retention is None else retention.kept(line)
+    for each in newest(line) if retention is None else ():
+        reasons[each.id].append(NEWEST)
     staying = [each for each in line if each.id in reasons]
     withdrawn: dict[str, tuple[str, ...]] = {}
     for rule in rules:
@@ -310,7 +321,8 @@ def _fates(
 def candidates(store: Store, branch: str) -> list[Candidate]:
     """The snapshots of a branch itself, not of its ancestors, that are not retired; oldest first.
 
-    Whether one is whole is looked up from the newest back to the first that is, and taken for granted before.
+    Whether one is whole is looked up from the newest back to the first that is, and taken for granted before; where
+    damage is on record, all of them are looked at.
     """
     row = store._catalog.branch_row(store.run, branch)
     assert row is not None
@@ -321,6 +333,7 @@ def candidates(store: Store, branch: str) -> list[Candidate]:
         bounds = line_key(row.number, 0), line_key(row.number, _STEP_MAX) + b"\0"
         ids = [SnapshotId(value) for _, value in txn.scan("lines", *bounds)]
         rows = dict(zip(ids, txn.get_many("snaps", ids), strict=True))
+        has_damage = txn.count("damage") > 0
     ids = [each for each, value in rows.items() if value is not None and not decode_snap(value).is_retired]
     check = WholenessCheck(store._timeline, store._keeper, store._catalog)
     found: list[Candidate] = []
@@ -329,7 +342,7 @@ def candidates(store: Store, branch: str) -> list[Candidate]:
         is_whole = not snapshot.thinned
         if not is_settled and is_whole:
             is_whole = check.snapshot_flaw(SnapshotId(bytes.fromhex(snapshot.id))) is None
-            is_settled = is_whole and snapshot.is_consistent
+            is_settled = is_whole and snapshot.is_consistent and not has_damage
         found.append(
             Candidate(
                 snapshot.id,

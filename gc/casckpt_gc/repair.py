@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from casckpt.codec.contract import DIFFERENCE
 from casckpt.digest import digest
 from casckpt.errors import (
-    CasckptError,
     CorruptionError,
     IncompleteError,
     InvalidInputError,
@@ -37,17 +36,32 @@ from casckpt.format.entry import TRAILER_SIZE, Condemn, EpochRef, PackRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import CHUNK
 from casckpt.ids import ObjectId, PackId
-from casckpt.index.tables import PENDING, Place, decode_object, epoch_count, epoch_refs, key_number
+from casckpt.index.tables import PENDING, Place, decode_object, epoch_count
 from casckpt.limits import BATCH_SIZE, ENTRY_SIZE_MAX
 from casckpt.objects.epochs import entries_of
-from casckpt.objects.packs import pack_path, read_rows
+from casckpt.objects.packs import pack_path
 from casckpt.objects.writer import ObjectWriter
-from casckpt.storage.fs import FileSystem, read_file, write_file
+from casckpt.storage.fs import FileSystem, read_file, replace_file
 from casckpt.store.opening import add_feature
 from casckpt.store.store import Store
 from casckpt.store.values import Value
 from casckpt_gc.compact import pack_writer, read_record
-from casckpt_gc.patrol import Finding, check_pack, needing, packs_of
+from casckpt_gc.mark import is_condemned
+from casckpt_gc.patrol import (
+    Finding,
+    User,
+    check_epoch,
+    check_pack,
+    epochs_of,
+    is_readable,
+    needed_by,
+    note_unreadable,
+    packs_of,
+    rows_of,
+    user_text,
+    with_missing,
+)
+from casckpt_gc.seal import remake
 
 QUARANTINE = "quarantine"
 
@@ -90,15 +104,16 @@ class Repair(Value):
         entries: one for each bad timeline entry; what a lost one said, snapshots included, is not known any more.
         findings: the damage in packs.
         lost_by: (run, branch, step, component) that stay damaged.
-        epochs: numbers of epochs that are damaged or missing here and whole in the other copy, which replaces them.
-        lost_epochs: of those that are whole in neither.
+        epochs: numbers of epochs that are damaged or missing here, and are made anew from what is good here and in the
+            other copy, in epochs or in files of entries.
+        lost_epochs: of those of which some entry is good in neither.
         is_done: it was carried out.
     """
 
     heals: tuple[Heal, ...]
     entries: tuple[EntryHeal, ...]
     findings: tuple[Finding, ...]
-    lost_by: tuple[tuple[str, str, int, str], ...]
+    lost_by: tuple[User, ...]
     epochs: tuple[int, ...]
     lost_epochs: tuple[int, ...]
     is_done: bool
@@ -116,9 +131,7 @@ class Repair(Value):
             f"timeline entry {each.seq}: {'from the other copy' if each.is_healed else 'lost'} ({each.reason})"
             for each in self.entries
         ]
-        lines += [
-            f"stays damaged: {run}/{branch}@{step}, component {name!r}" for run, branch, step, name in self.lost_by
-        ]
+        lines += [f"stays damaged: {user_text(each)}" for each in self.lost_by]
         return "\n".join([*lines, "done" if self.is_done else "nothing was changed: pass execute=True (--execute)"])
 
 
@@ -148,17 +161,20 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
         with store._writing("repair"):
             _replace_entries(store, source, entries)
     sizes = packs_of(store)
-    findings = [each for pack in sizes for each in check_pack(store, PackId(bytes.fromhex(pack)), sizes[pack])[1]]
+    found = [each for pack in sizes for each in check_pack(store, PackId(bytes.fromhex(pack)), sizes[pack])[1]]
+    findings = with_missing(store, found)
     by_pack: dict[str, list[Finding]] = {}
     for each in findings:
         by_pack.setdefault(each.pack, []).append(each)
-    healer = _Healer(store, source, by_pack)
+    healer = _Healer(store, source)
     heals = tuple(healer.plan(pack, sizes[pack], found) for pack, found in by_pack.items())
-    lost = [each for each in findings if _is_lost(each, heals)]
-    lost_by = needing(store, lost) if lost else ()
-    epochs = bad_epochs(store)
-    lost_epochs = [ref for ref in epochs if source is None or not _is_whole(source, ref)]
-    found_epochs = [ref for ref in epochs if ref not in lost_epochs]
+    lost = {ObjectId(bytes.fromhex(each)) for heal in heals for each in heal.lost}
+    epochs = [ref for ref in epochs_of(store).values() if check_epoch(store, ref)[1]]
+    copies = [each for each in (store, source) if each is not None]
+    found_epochs = [ref for ref in epochs if remake(copies, ref) is not None]
+    lost_epochs = [ref for ref in epochs if ref not in found_epochs]
+    unreadable = {seq for ref in lost_epochs for seq in note_unreadable(store, ref)}
+    lost_by = needed_by(store, lost, unreadable)
     if execute and (heals or found_epochs):
         with store._writing("repair"):
             if heals:
@@ -166,34 +182,12 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
             for heal in heals:
                 healer.carry_out(heal, sizes[heal.pack])
             for ref in found_epochs:
-                healer.replace_epoch(ref)
+                healer.replace_epoch(ref, remake(copies, ref))
             store._keeper.reader.forget_files()
             if found_epochs or store._catalog.pending_packs():
                 store._keeper.rebuild()
     found_numbers, lost_numbers = (tuple(ref.number for ref in refs) for refs in (found_epochs, lost_epochs))
     return Repair(heals, entries, tuple(findings), lost_by, found_numbers, lost_numbers, execute)
-
-
-def bad_epochs(store: Store) -> list[EpochRef]:
-    """Epochs that are not as their seal says; one that is missing, while its entries have files, can still be made."""
-    with store._keeper.kv.read() as txn:
-        refs = epoch_refs(txn)
-    return [ref for ref in refs if not _is_whole(store, ref) and not _can_be_made(store, ref)]
-
-
-def _is_whole(store: Store, ref: EpochRef) -> bool:
-    try:
-        store._timeline.epochs.check(ref)
-    except CorruptionError:
-        return False
-    return True
-
-
-def _can_be_made(store: Store, ref: EpochRef) -> bool:
-    timeline = store._timeline
-    if timeline.fs.size(timeline.epochs.path(ref.number)) is not None:
-        return False
-    return all(timeline.fs.size(timeline.path(seq)) is not None for seq in entries_of(ref.number))
 
 
 def _is_in_epoch(store: Store, seq: int) -> bool:
@@ -240,49 +234,33 @@ def _replace_entries(store: Store, source: Store | None, entries: Iterable[Entry
         data = _entry_of(store, source, each.seq)
         if data is None:
             continue
-        path, temporary = store._timeline.path(each.seq), store._system.temporary_path(store.path)
+        path = store._timeline.path(each.seq)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             fs.link(path, f"{folder}/entry-{each.seq}")
         fs.sync_folder(folder)
-        write_file(fs, temporary, [data])
-        fs.make_folder(path.rpartition("/")[0])
-        fs.rename(temporary, path)
-        fs.sync_folder(path.rpartition("/")[0])
+        _put(store, path, [data])
     store._keeper.rebuild()
-
-
-def _is_lost(finding: Finding, heals: Iterable[Heal]) -> bool:
-    heal = next(each for each in heals if each.pack == finding.pack)
-    return bool(heal.lost) and (finding.object_id in heal.lost or not finding.object_id)
 
 
 class _Healer:
     """Plans and does what `repair` says, one pack at a time."""
 
-    def __init__(self, store: Store, source: Store | None, packs: Iterable[str]) -> None:
+    def __init__(self, store: Store, source: Store | None) -> None:
         self._store = store
         self._source = source
         self._hopeless: set[ObjectId] = set()  # what nothing gives back
-        self._known: dict[str, set[str]] = {pack: set() for pack in packs}
-        with store._keeper.kv.read() as txn:
-            keys = {pack: txn.get("pack_ids", bytes.fromhex(pack)) for pack in self._known}
-            numbers = {key_number(key): pack for pack, key in keys.items() if key is not None}
-            for object_id, row in txn.scan("objects") if numbers else ():
-                for place in decode_object(row)[1]:
-                    if place.pack_no in numbers:
-                        self._known[numbers[place.pack_no]].add(object_id.hex())
 
     def plan(self, pack: str, size: int, found: list[Finding]) -> Heal:
         """What is bad is everything that the pack should hold and that was not found good in it."""
         pack_id = PackId(bytes.fromhex(pack))
-        there = {row.object_id.hex() for row in self._rows(pack_id)}
-        bad = {each.object_id for each in found if each.object_id} | (self._known[pack] - there)
+        bad = {each.object_id for each in found if each.object_id}
         if self._source is not None and not check_pack(self._source, pack_id, size)[1]:
             return Heal(pack, "replace", tuple(sorted(bad)), (), ())
         read = {each for each in bad if self._read(ObjectId(bytes.fromhex(each))) is not None}
         derived = {each for each in bad - read if self._derive(ObjectId(bytes.fromhex(each))) is not None}
         lost = tuple(sorted(bad - read - derived))
-        is_understood = bool(there or bad)  # else nobody knows what it held: it may still be replaced one day
+        # Where nobody knows what it held, it may still be replaced one day.
+        is_understood = bool(bad or rows_of(self._store, pack_id))
         what = "rewrite" if is_understood and not lost else "complete"
         return Heal(pack, what, tuple(sorted(read | derived)), tuple(sorted(derived)), lost)
 
@@ -335,8 +313,9 @@ class _Healer:
                 for object_id in heal.healed:
                     txn.delete("damage", bytes.fromhex(object_id))
                 txn.delete("meta", PENDING + bytes.fromhex(heal.pack))
-        elif heal.what == "rewrite" or heal.healed:
-            self._write_anew(heal)
+        else:
+            while not self._write_anew(heal):
+                pass  # a collection took the new pack, which nothing named yet, for one that was left behind
 
     def _quarantine(self, pack_id: PackId) -> None:
         self._keep(pack_path(self._store.path, pack_id), pack_id.hex())
@@ -349,43 +328,35 @@ class _Healer:
             fs.link(path, f"{folder}/{name}")
         fs.sync_folder(folder)
 
-    def replace_epoch(self, ref: EpochRef) -> None:
-        """Take an epoch from the other copy; durable when it returns."""
-        assert self._source is not None
-        ours, theirs = (each._timeline.epochs for each in (self._store, self._source))
-        self._keep(ours.path(ref.number), f"epoch-{ref.number}")
-        self._take(theirs.path(ref.number), ours.path(ref.number), ref.size)
+    def replace_epoch(self, ref: EpochRef, encoded: bytes | None) -> None:
+        """Put an epoch in its place; durable when it returns."""
+        assert encoded is not None
+        path = self._store._timeline.epochs.path(ref.number)
+        self._keep(path, f"epoch-{ref.number}")
+        _put(self._store, path, [encoded])
 
     def _replace(self, pack_id: PackId, size: int) -> None:
         assert self._source is not None
-        self._take(pack_path(self._source.path, pack_id), pack_path(self._store.path, pack_id), size)
+        with _parts(self._source._timeline.fs, pack_path(self._source.path, pack_id), size) as parts:
+            _put(self._store, pack_path(self._store.path, pack_id), parts)
 
-    def _take(self, path: str, target: str, size: int) -> None:
-        """A file of the other copy in place of ours; durable when it returns."""
-        assert self._source is not None
-        fs = self._store._timeline.fs
-        temporary = self._store._system.temporary_path(self._store.path)
-        try:
-            _copy(self._source._timeline.fs, path, fs, temporary, size)
-            folder = target.rpartition("/")[0]
-            fs.make_folder(folder)
-            fs.rename(temporary, target)
-            fs.sync_folder(folder)
-        except (CasckptError, OSError):
-            with contextlib.suppress(StorageError, FileNotFoundError):
-                fs.unlink(temporary)
-            raise
+    def _write_anew(self, heal: Heal) -> bool:
+        """A new pack, and the entry that makes it part of the store; the old one is condemned if nothing is lost.
 
-    def _write_anew(self, heal: Heal) -> None:
-        """A new pack, and the entry that makes it part of the store; the old one is condemned if nothing is lost."""
+        Where it stays, what another record here gives is not written. Returns whether it was published.
+        """
         store, pack_id = self._store, PackId(bytes.fromhex(heal.pack))
+        is_whole = heal.what == "rewrite"
+        wanted = [each for each in heal.healed if is_whole or not is_readable(store, ObjectId(bytes.fromhex(each)))]
+        if not (is_whole or wanted):
+            return True
         writer = pack_writer(store)
         try:
-            rows = self._rows(pack_id)
+            rows = rows_of(store, pack_id)
             kinds = {row.object_id: row.kind for row in rows}
-            if heal.what == "rewrite":
+            if is_whole:
                 self._copy_good(pack_id, rows, set(heal.healed), writer)
-            for name in heal.healed:
+            for name in wanted:
                 object_id = ObjectId(bytes.fromhex(name))
                 plain = self._read(object_id) or self._derive(object_id)
                 if plain is None:
@@ -397,14 +368,7 @@ class _Healer:
             replacements = writer.publish().packs
         finally:
             writer.abort()
-        self._publish([pack_id] if heal.what == "rewrite" else [], replacements)
-
-    def _rows(self, pack_id: PackId) -> list[PackRow]:
-        store = self._store
-        try:
-            return read_rows(store._timeline.fs, store.path, pack_id, store.store_id)[0]
-        except (FileNotFoundError, CorruptionError):
-            return []
+        return self._publish([pack_id] if is_whole else [], replacements)
 
     def _copy_good(self, pack_id: PackId, rows: Iterable[PackRow], bad: set[str], writer: ObjectWriter) -> None:
         good = [row for row in rows if row.object_id.hex() not in bad]
@@ -417,22 +381,33 @@ class _Healer:
         finally:
             file.close()
 
-    def _publish(self, packs: list[bytes], replacements: list[PackRef]) -> None:
+    def _publish(self, packs: list[bytes], replacements: list[PackRef]) -> bool:
         keeper = self._store._keeper
         while True:
             keeper.catch_up()
-            entry = self._store._committer.append(Condemn(packs, replacements), keeper.applied())
+            applied = keeper.applied()
+            if is_condemned(self._store, [each.pack_id for each in replacements]):
+                return False
+            entry = self._store._committer.append(Condemn(packs, replacements), applied)
             if entry is not None:
                 keeper.catch_up_after_commit(entry, {})
-                return
+                return True
 
 
-def _copy(source: FileSystem, path: str, fs: FileSystem, target: str, size: int) -> None:
-    """A file copied, and durable."""
-    reading = source.open(path)
+def _put(store: Store, target: str, parts: Iterable[bytes | memoryview]) -> None:
+    """A file in place of a bad or missing one; durable when this returns."""
+    fs, folder = store._timeline.fs, target.rpartition("/")[0]
+    fs.make_folder(folder)
+    replace_file(fs, store._system.temporary_path(store.path), target, parts)
+    fs.sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _parts(fs: FileSystem, path: str, size: int) -> Iterator[Iterator[memoryview]]:
+    """A file of this size, piece after piece in the same memory."""
+    file = fs.open(path)
     try:
         buffer = memoryview(bytearray(BATCH_SIZE))
-        starts = range(0, size, BATCH_SIZE)
-        write_file(fs, target, (buffer[: reading.read_into(buffer[: min(BATCH_SIZE, size - at)], at)] for at in starts))
+        yield (buffer[: file.read_into(buffer[: min(BATCH_SIZE, size - at)], at)] for at in range(0, size, BATCH_SIZE))
     finally:
-        reading.close()
+        file.close()

@@ -22,6 +22,7 @@ from typing import Any
 from casckpt.errors import InvalidInputError
 
 MODES = ("max", "min")
+NEWEST = "newest"  # why the newest whole consistent snapshot stays, and all that is newer
 Reasons = dict[str, list[str]]
 
 
@@ -180,7 +181,7 @@ class Retention:
 
     def _choices(self, line: Sequence[Candidate]) -> Iterable[tuple[str, Iterable[Candidate]]]:
         whole = [each for each in line if each.is_consistent and each.is_whole]
-        yield "newest", _from(line, whole[-1].step) if whole else line
+        yield NEWEST, newest(line)
         yield "latest", [each for each in line if each.is_consistent][-self.latest :]
         yield "latest", whole[-self.latest :]
         yield "tag", [each for each in line if each.tags]
@@ -201,6 +202,10 @@ class AnyOf:
     """Keeps what any of several retentions keeps."""
 
     retentions: tuple[Retention, ...]
+
+    def __post_init__(self) -> None:
+        if not self.retentions or not all(isinstance(each, Retention) for each in self.retentions):
+            raise InvalidInputError(f"retentions={self.retentions!r:.80}: expected one Retention(…) or several.")
 
     def kept(self, candidates: Iterable[Candidate]) -> Reasons:
         """As `Retention.kept`."""
@@ -251,8 +256,10 @@ class Thinning:
         return found
 
 
-def _from(line: Sequence[Candidate], step: int) -> list[Candidate]:
-    return [each for each in line if each.step >= step]
+def newest(line: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The newest whole consistent snapshot of a line and all that is newer; the whole line where there is none."""
+    start = max((at for at, each in enumerate(line) if each.is_consistent and each.is_whole), default=0)
+    return line[start:]
 
 
 def _firsts(line: Sequence[Candidate], span_of: Callable[[Candidate], int]) -> list[Candidate]:

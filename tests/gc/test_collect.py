@@ -336,6 +336,45 @@ def test_store_of_which_nothing_would_be_left_is_not_collected(store_path: Path)
     assert files(store_path, "packs") == before
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retention": Best("return")},
+        {"retention": {"latest": 3}},
+        {"thinning": "optimizer"},
+        {"thinning": [Retention()]},
+        {"compaction": True},
+        {"grace_s": float("nan")},
+        {"grace_s": -1},
+        {"grace_s": "60"},
+    ],
+    ids=str,
+)
+def test_what_is_no_rule_is_refused_and_nothing_is_done(store_path: Path, options: dict[str, Any]) -> None:
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3)
+        rules = {"retention": Retention(latest=1), **options}
+        with pytest.raises(InvalidInputError, match="expected"):
+            collect(store, rules.pop("retention"), **rules)
+        assert store.steps() == [1, 2, 3]
+    with pytest.raises(InvalidInputError, match="expected"):
+        casckpt_gc.AnyOf(())
+
+
+@pytest.mark.parametrize("is_thinned", [True, False], ids=["thin", "prune"])
+def test_plan_takes_nothing_where_the_snapshot_that_it_counted_on_is_gone(store_path: Path, is_thinned: bool) -> None:
+    """Step 3 is the newest whole one, 4 a mixed one above it; somebody retires 3 after the plan was made."""
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3)
+        store.commit(4, {"counters": {"step": 4}}, inherit="*")
+        plan = casckpt_gc.plan(store, None if is_thinned else Retention(latest=1), Thinning(["optimizer"]))
+        assert (len(plan.thinned), len(plan.retired)) == ((2, 0) if is_thinned else (0, 2))
+        store.retire(3)
+        report = plan.execute(grace_s=0.0)
+        assert (report.thinned_count, report.retired_count) == (0, 0)
+        assert difference(tree(2), store.restore(2)) is None
+
+
 def test_unreadable_manifest_stops_the_collection_with_nothing_changed(store_path: Path) -> None:
     """G18."""
     with open_store(store_path) as store:
@@ -422,6 +461,7 @@ def test_collection_frees_space_on_a_full_disk(store_path: Path) -> None:
     with open_store(store_path, system=System(file_system=disk)) as store:
         report = collect(store, Retention(latest=1))
         assert (report.condemned_count, report.is_compaction_skipped) == (5, True)
+        assert files(store_path, "tmp") == []
     check_steps(store_path, trees([7]))
 
 
@@ -431,10 +471,8 @@ def test_pack_of_a_commit_that_never_finished_and_files_of_dead_processes_go(sto
         orphan = "ab" * 16
         (store_path / "packs" / "ab").mkdir(exist_ok=True)
         (store_path / "packs" / "ab" / orphan).write_bytes(b"x" * 1000)
-        from casckpt.storage.process import boot_id
-
-        (store_path / "tmp" / f"{boot_id()[:8]}-999999999-1-{'0' * 16}").write_bytes(b"y" * 500)
         mine = Path(store._system.temporary_path(str(store_path)))
+        (store_path / "tmp" / f"{mine.name.partition('-')[0]}-999999999-1-{'0' * 16}").write_bytes(b"y" * 500)
         mine.write_bytes(b"z")
         plan = casckpt_gc.plan(store)
         assert plan.freed_bytes == 1500

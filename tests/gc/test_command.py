@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import casckpt_gc
 import pytest
@@ -144,6 +145,31 @@ def test_failed_collection_does_not_stop_the_training_and_is_told_once(
             maintenance.wait()
         assert isinstance(maintenance.error, CasckptError)
     assert [kind for message, kind in told if "training goes on" in message] == [StoreWarning]
+
+
+@pytest.mark.parametrize("level", ["fast", "small"])
+def test_maintenance_encodes_anew_as_the_training_does(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """What a collection writes must not take longer to restore than the training asked for."""
+    seen: list[tuple[str, str, str]] = []
+
+    def look(own: Any, *args: object, **options: object) -> None:
+        seen.append((own.run, own._committer.options["level"].name, own._committer.options["verify"]))
+        raise FileNotFoundError("tmp")
+
+    monkeypatch.setattr("casckpt_gc.maintenance.plan", look)
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: None)
+    maintenance = Maintenance(every_commits=1)
+    with open_store(store_path, run="a", level=level, verify="off") as store:
+        commit(store, 1)
+        maintenance.after_commit(store)
+        maintenance.close()
+        commit(store, 2)
+        maintenance.after_commit(store)  # over: nothing is begun any more
+        maintenance.wait()
+    assert seen == [("a", level, "off")]
+    assert isinstance(maintenance.error, FileNotFoundError)
 
 
 def test_closing_does_not_wait_for_the_grace_time(store_path: Path) -> None:

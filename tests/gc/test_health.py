@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -14,16 +15,17 @@ import numpy as np
 import pytest
 from casckpt_gc import Limits, Retention
 from casckpt_gc.command import patrol, repair
+from casckpt_gc.compact import pack_writer
 from click.testing import CliRunner
 
 from casckpt.codec.contract import DIFFERENCE
 from casckpt.codec.difference import base_of, encode_difference
-from casckpt.errors import CorruptionError, InvalidInputError, StorageError
+from casckpt.errors import CasckptError, CorruptionError, InvalidInputError
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem
 from casckpt.testing.trees import difference
 from tests.gc.collecting import check_steps, collect, commit, files, noise, tree, trees
-from tests.gc.test_sweeps import Killed, KillingFileSystem
+from tests.gc.test_sweeps import MODES, Killed
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 STEPS = range(1, 7)
@@ -77,7 +79,7 @@ def test_patrol_goes_round_within_its_budget_and_remembers_where_it_was(whole: P
     for _ in STEPS:
         with open_store(whole) as store:
             found = casckpt_gc.patrol(store, budget_bytes=1, limits=NO_LIMITS)
-            assert (found.checked_count, found.pack_count) == (1, len(STEPS))
+            assert (found.checked_count, found.file_count) == (1, len(STEPS))
             state = json.loads((whole / "patrol").read_text())
             seen.append(max(state, key=state.__getitem__))
     assert len(set(seen)) == len(STEPS)
@@ -254,31 +256,93 @@ def test_validator_that_calls_everything_bad_loses_nothing(whole: Path, monkeypa
     assert len(files(whole, "quarantine")) == len(STEPS)
 
 
-@pytest.mark.full
-def test_repair_that_is_killed_anywhere_can_be_done_again(whole: Path, tmp_path: Path) -> None:
-    rot(whole, packs_by_step(whole)[3])
-    with open_store(whole.with_name("copy")) as copy:
-        collect(copy, compaction=casckpt_gc.Compaction(tiny_count_min=2))
-    n, is_over = 0, False
+def repair_sweep(whole: Path, tmp_path: Path, mode: str, stride: int) -> int:
+    """A repair breaks off at its n-th operation, and is done again; returns at how many."""
+    done, n, is_over = 0, 1, False
     while not is_over:
-        n += 1
-        path = tmp_path / f"killed-{n}"
+        path = tmp_path / f"broken-{n}"
         shutil.copytree(whole, path, ignore=shutil.ignore_patterns("index"))
-        disk = KillingFileSystem(UnsyncedFileSystem(), at=n)
+        disk = MODES[mode](n)
         with open_store(whole.with_name("copy"), read_only=True) as copy:
-            try:
-                with open_store(path, create=False, system=System(file_system=disk)) as store:
-                    casckpt_gc.repair(store, copy, execute=True)
-            except (Killed, StorageError):
-                pass
+            with (
+                contextlib.suppress(Killed, CasckptError),
+                open_store(path, create=False, system=System(file_system=disk)) as store,
+            ):
+                casckpt_gc.repair(store, copy, execute=True)
             is_over = not disk.was_hit
             with open_store(path, create=False) as store:
                 casckpt_gc.repair(store, copy, execute=True)
                 assert not casckpt_gc.repair(store).heals
                 for step in STEPS:
-                    assert difference(tree(step), store.restore(step)) is None, (n, step)
+                    assert difference(tree(step), store.restore(step)) is None, (mode, n, step)
+                assert store.verify(read_data=True).ok, (mode, n)
         shutil.rmtree(path)
-    assert n > 10
+        done, n = done + 1, n + stride
+    return done
+
+
+@pytest.fixture
+def repacked(whole: Path) -> Path:
+    """One pack is bad, and the copy has its objects in another one."""
+    rot(whole, packs_by_step(whole)[3])
+    with open_store(whole.with_name("copy")) as copy:
+        collect(copy, compaction=casckpt_gc.Compaction(tiny_count_min=2))
+    return whole
+
+
+def test_repair_that_is_killed_somewhere_can_be_done_again(repacked: Path, tmp_path: Path) -> None:
+    assert repair_sweep(repacked, tmp_path, "killed", 13) > 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", MODES)
+def test_repair_that_breaks_off_anywhere_can_be_done_again(repacked: Path, tmp_path: Path, mode: str) -> None:
+    assert repair_sweep(repacked, tmp_path, mode, 1) > 10
+
+
+def test_repair_whose_new_pack_a_collection_takes_away_makes_another(
+    repacked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its name and the entry that names it, it looks like one that a dead commit left."""
+    real, taken = pack_writer, []
+
+    def make(store: Any) -> Any:
+        writer = real(store)
+        publish = writer.publish
+
+        def published() -> Any:
+            written = publish()
+            if not taken:
+                taken.append(written)
+                with open_store(repacked, create=False) as other:
+                    collect(other, compaction=None)
+            return written
+
+        writer.publish = published
+        return writer
+
+    monkeypatch.setattr("casckpt_gc.repair.pack_writer", make)
+    with open_store(repacked) as store, open_store(repacked.with_name("copy"), read_only=True) as copy:
+        assert [heal.what for heal in casckpt_gc.repair(store, copy, execute=True).heals] == ["rewrite"]
+    assert len(taken) == 1
+    check_steps(repacked, trees(STEPS))
+
+
+def test_repair_that_cannot_heal_all_writes_what_it_can_once(whole: Path) -> None:
+    """The other copy lacks one of two objects that are bad here."""
+    copy_path = whole.with_name("copy")
+    with open_store(copy_path) as copy:
+        collect(copy, Retention(latest=6), casckpt_gc.Thinning(["policy"], keep_latest=1))
+    pack = packs_by_step(whole)[3]
+    file = whole / "packs" / pack[:2] / pack
+    file.write_bytes(bytes(file.stat().st_size))
+    with open_store(whole) as store, open_store(copy_path, read_only=True) as copy:
+        (heal,) = casckpt_gc.repair(store, copy, execute=True).heals
+        assert heal.what == "complete" and heal.healed and len(heal.lost) == 2  # a chunk and its manifest
+        assert difference({"m": noise(10_003)}, store.restore(3, only=["optimizer"])["optimizer"]) is None
+        before = files(whole, "packs", "timeline")
+        casckpt_gc.repair(store, copy, execute=True)
+        assert files(whole, "packs", "timeline") == before
 
 
 def test_other_store_is_no_copy(whole: Path, tmp_path: Path) -> None:

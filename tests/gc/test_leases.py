@@ -155,6 +155,50 @@ def test_handle_that_cannot_write_a_lease_says_so(store_path: Path) -> None:
         assert reader.protection == "grace"
 
 
+def test_handle_whose_lease_is_left_empty_says_so(store_path: Path) -> None:
+    """A full disk often has room for a name and none for sixteen bytes."""
+    with open_store(store_path) as store:
+        commit(store, 1)
+    disk = FailingFileSystem(
+        UnsyncedFileSystem(), fail_at=1, error=errno.ENOSPC, is_forever=True, operations={"write", "preallocate"}
+    )
+    with open_store(store_path, system=System(file_system=disk)) as reader:
+        assert difference(tree(1), reader.restore(1)) is None
+        assert reader.protection == "grace"
+
+
+def test_lease_that_was_taken_for_dead_is_back_when_its_reader_goes_on(store_path: Path) -> None:
+    clock = Clock()
+    system = System(file_system=UnsyncedFileSystem(), monotonic_s=clock)
+    store_path.mkdir()
+    leases = Leases(str(store_path), system, is_silent=False)
+    with leases.hold(7):
+        (name,) = files(store_path, "leases")
+        (store_path / name).unlink()
+        clock.now_s += LEASE_PULSE_S
+        leases.pulse()
+        assert files(store_path, "leases") == [name]
+        assert list(read_leases(system.file_system, str(store_path)).values()) == [(7, 1)]
+    assert files(store_path, "leases") == []
+
+
+def test_comparison_holds_a_lease_while_it_reads(store_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    class Watching(UnsyncedFileSystem):
+        def perform(self, operation: Operation, act: Any) -> Any:
+            if operation.name == "open" and "/packs/" in operation.path:
+                seen.append(files(store_path, "leases"))
+            return super().perform(operation, act)
+
+    with open_store(store_path) as store:
+        commit(store, 1, 2)
+    with open_store(store_path, create=False, system=System(file_system=Watching())) as store:
+        seen.clear()
+        assert not store.diff(1, 2).is_equal
+    assert seen and all(len(each) == 1 for each in seen)
+
+
 class StoppingFileSystem(UnsyncedFileSystem):
     """Stops before the first pack is opened, until it is told to go on."""
 

@@ -15,12 +15,15 @@ from casckpt_gc import Retention
 import casckpt
 from casckpt.errors import CorruptionError, IncompleteError, UnsupportedFormatError
 from casckpt.format import document
+from casckpt.ids import ObjectId, SnapshotId
+from casckpt.recovery import bisect_check
 from casckpt.storage.process import System
 from casckpt.store.dissect import dissect_entry
+from casckpt.store.lines import compare_lines
 from casckpt.testing.trees import difference
 from tests.conformance.independent_reader import read_store
-from tests.gc.collecting import FullDisk, check_steps, collect, commit, files, size
-from tests.gc.sealing import RETENTION, make, short_epochs, tree, trees
+from tests.gc.collecting import FullDisk, check_steps, collect, commit, files, noise, size
+from tests.gc.sealing import PER_EPOCH, RETENTION, make, short_epochs, tree, trees
 from tests.unit.stores import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
@@ -30,6 +33,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  
 def epochs(request: pytest.FixtureRequest) -> Iterator[None]:
     with contextlib.nullcontext() if "hundred" in request.node.name else short_epochs():
         yield
+
+
+def shared_objects(store: Any) -> dict[str, ObjectId]:
+    """What every step has in common with the first, its chunks aside."""
+    snapshot = store.snapshot(1)
+    manifest = ObjectId(bytes.fromhex(snapshot.components["policy"].manifest))
+    structure = ObjectId(store._catalog.manifest(manifest).structure)
+    context = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id))).context
+    return {"manifest": manifest, "structure": structure, "context": ObjectId(context)}
 
 
 @pytest.fixture
@@ -129,6 +141,52 @@ def test_tags_thinned_and_inherited_components_stay_readable(store_path: Path) -
         assert report.ok, str(report)
         assert store.restore(10)["counters"] == {"step": 10}
     read_store(store_path)
+
+
+def test_bisect_searches_sealed_steps(store_path: Path) -> None:
+    """By a check that restores them, and against a line that left theirs."""
+    with open_store(store_path) as store:
+        commit(store, *range(1, 13), make=tree)
+        store.resume(4)
+        commit(store, 5, 6, make=tree)
+        commit(store, *range(7, 13), make=lambda step: tree(step + 10))
+        branch = store.branch
+        collect(store)
+        assert len(files(store_path, "timeline/epochs")) == 5
+        tried = []
+
+        def check(snapshot: casckpt.Snapshot) -> str:
+            tried.append(snapshot.step)
+            return "passes" if store.restore(snapshot.id)["counters"]["step"] < 7 else "fails"
+
+        found = bisect_check(store, check, bad="main")
+        assert found.first_bad is not None and found.last_good is not None
+        assert (found.last_good.step, found.first_bad.step) == (6, 7) and len(tried) < 8
+        divergence = compare_lines(store, store.snapshot("main"), store.snapshot(branch)).divergence
+        assert divergence is not None and (divergence.step, divergence.components) == (7, ("counters", "policy"))
+
+
+@pytest.mark.parametrize("kind", ["manifest", "structure", "context"])
+def test_good_record_in_an_entry_is_kept_where_that_in_a_pack_is_bad(store_path: Path, kind: str) -> None:
+    """What a commit stored again because a patrol had found damage must not be sealed away."""
+    weights = {"policy": {"w": noise(1, 30_000)}}
+    with open_store(store_path) as store:
+        store.commit(1, {"counters": {"step": 1}, **weights}, config={"lr": 1e-3})
+        ((place,),) = store._keeper.reader.locate([shared_objects(store)[kind]])
+        assert not place.is_inline
+        (pack,) = store_path.glob("packs/*/*")
+        data = bytearray(pack.read_bytes())
+        data[place.offset + place.header_size] ^= 1
+        pack.write_bytes(data)
+        assert len(casckpt_gc.patrol(store).findings) == 1
+        steps = range(2, 2 + 2 * PER_EPOCH)
+        commit(store, *steps, make=lambda step: {"counters": {"step": step}, **weights})
+        assert collect(store).sealed_count > 0
+    shutil.rmtree(store_path / "index")
+    with open_store(store_path, create=False) as store:
+        for step in steps:
+            assert difference({"counters": {"step": step}, **weights}, store.restore(step)) is None
+        assert store.context(steps[-1]).config == {"lr": 1e-3}
 
 
 # --- the number is taken ---

@@ -15,12 +15,10 @@ import casckpt
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing import killing
-from casckpt.testing.failing import CountingFileSystem
-from casckpt.testing.recording import CrashState, RecordingFileSystem, crash_states
+from casckpt.testing.recording import CrashState, RecordingFileSystem, after_power_cut, crash_states
 from casckpt.testing.wrapping import Operation
 from tests.gc.sealing import check_after, make, seal, short_epochs
-from tests.gc.test_sweeps import MODES, Killed
-from tests.unit.stores import UnsyncedFileSystem
+from tests.gc.test_sweeps import MODES, Killed, KillingFileSystem
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
@@ -56,15 +54,15 @@ def check(path: Path, label: str) -> None:
 
 
 def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
-    disk = CountingFileSystem(UnsyncedFileSystem())
-    seal(copy(start, tmp_path / "counted"), System(file_system=disk))
-    done = 0
-    for n in range(1, disk.count + 1, stride):
-        path = copy(start, tmp_path / str(n))
+    """A fault at operation 1, 1 + stride and so on, until there is none; returns at how many."""
+    done, n, is_over = 0, 1, False
+    while not is_over:
+        path, disk = copy(start, tmp_path / str(n)), MODES[mode](n)
         with contextlib.suppress(Killed, casckpt.CasckptError):
-            seal(path, System(file_system=MODES[mode](n)))
-        check(path, f"{mode}, operation {n} of {disk.count}")
-        done += 1
+            seal(path, System(file_system=disk))
+        is_over = not disk.was_hit
+        check(path, f"{mode}, operation {n} ({disk.struck})")
+        done, n = done + 1, n + stride
     return done
 
 
@@ -110,6 +108,40 @@ def test_some_power_cuts_in_a_sealing_lose_nothing(states: list[CrashState], tmp
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_power_cut_in_a_sealing_loses_nothing(states: list[CrashState], tmp_path: Path, part: int) -> None:
     cut(states[part::PARTS], tmp_path)
+
+
+# --- a kill, another collection, a power cut ---
+
+
+def seal_twice(root: Path, n: int) -> tuple[bool, CrashState]:
+    """A sealing is killed at operation n, another one finishes; then the power goes, and what was not synced with it.
+
+    Returns whether n was reached, and what is left.
+    """
+    disk = RecordingFileSystem(LocalFileSystem(), str(root))
+    make(root / "store", System(file_system=disk))
+    dying = KillingFileSystem(disk, at=n)
+    with contextlib.suppress(Killed):
+        seal(root / "store", System(file_system=dying))
+    shutil.rmtree(root / "store" / "index")
+    seal(root / "store", System(file_system=disk))
+    return dying.was_hit, after_power_cut(disk.log)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_what_a_killed_sealing_published_is_durable_before_another_relies_on_it(tmp_path: Path) -> None:
+    """Who died may have linked an entry or an epoch, and not synced its name."""
+    n, is_reached = 0, True
+    while is_reached:
+        n += 1
+        root = tmp_path / str(n)
+        (root / "cut").mkdir(parents=True)
+        is_reached, state = seal_twice(root, n)
+        state.write_to(str(root / "cut"))
+        check(root / "cut" / "store", f"killed at operation {n}, {state.label}")
+        shutil.rmtree(root)
+    assert n > 30
 
 
 # --- SIGKILL ---

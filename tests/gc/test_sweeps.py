@@ -7,6 +7,7 @@ and the next collection finishes what the first one left, down to the last file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from typing import Any
 import pytest
 from casckpt_gc import Compaction, Retention, Thinning
 
-from casckpt.errors import CasckptError, StorageError
+from casckpt.errors import CasckptError
+from casckpt.storage.fs import FileSystem, LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem, FailingFileSystem
+from casckpt.testing.recording import RecordingFileSystem, after_power_cut
+from casckpt.testing.wrapping import READING
 from tests.gc.collecting import check_steps, collect, commit, files, tree, trees
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
@@ -49,6 +53,9 @@ MODES: dict[str, Callable[[int], CountingFileSystem]] = {
     "ENOSPC for ever": lambda n: FailingFileSystem(
         UnsyncedFileSystem(), fail_at=n, error=errno.ENOSPC, is_forever=True, has_short_writes=True
     ),
+    "EIO once in reading": lambda n: FailingFileSystem(
+        UnsyncedFileSystem(), fail_at=n, error=errno.EIO, operations=READING
+    ),
 }
 
 
@@ -60,16 +67,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def collect_on(path: Path, disk: CountingFileSystem) -> None:
+def collect_on(path: Path, disk: FileSystem) -> None:
     with open_store(path, create=False, system=System(file_system=disk)) as store:
         collect(store, RETENTION, THINNING, compaction=COMPACTION)
-
-
-def operation_count(start: Path, path: Path) -> int:
-    shutil.copytree(start, path, ignore=shutil.ignore_patterns("index"))
-    disk = CountingFileSystem(UnsyncedFileSystem())
-    collect_on(path, disk)
-    return disk.count
 
 
 def check_after(path: Path) -> None:
@@ -86,33 +86,63 @@ def check_after(path: Path) -> None:
 
 
 def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
-    count = operation_count(start, tmp_path / "counted")
-    for n in range(1, count + 1, stride):
+    """A fault at operation 1, 1 + stride and so on, until there is none; returns at how many."""
+    done, n, is_over = 0, 1, False
+    while not is_over:
         path = tmp_path / str(n)
         shutil.copytree(start, path, ignore=shutil.ignore_patterns("index"))
         disk = MODES[mode](n)
         try:
             try:
                 collect_on(path, disk)
-            except (Killed, StorageError):
+            except (Killed, CasckptError):
                 assert disk.was_hit
+            is_over = not disk.was_hit
             check_after(path)
         except (CasckptError, AssertionError) as error:
             raise AssertionError(f"{mode} at operation {n} ({disk.struck}): {error!r}") from error
         shutil.rmtree(path)
-    return count
+        done, n = done + 1, n + stride
+    return done
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_some_faults_of_a_collection_cost_nothing(start: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(start, tmp_path, mode, QUICK_STRIDE) > 30
+    assert sweep(start, tmp_path, mode, QUICK_STRIDE) > 1
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_fault_of_a_collection_costs_anything(start: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(start, tmp_path, mode, 5) > 30
+    assert sweep(start, tmp_path, mode, 1) > 30
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_what_a_killed_collection_published_is_durable_before_another_relies_on_it(tmp_path: Path) -> None:
+    """Killed after a link and before the sync of its folder; another collection sweeps; then the power goes."""
+    n, is_reached = 0, True
+    while is_reached:
+        n += 1
+        root = tmp_path / str(n)
+        (root / "cut").mkdir(parents=True)
+        disk = RecordingFileSystem(LocalFileSystem(), str(root))
+        with open_store(root / "store", system=System(file_system=disk)) as store:
+            commit(store, 1, 2, 3)
+        dying = KillingFileSystem(disk, at=n)
+        with contextlib.suppress(Killed):
+            collect_on(root / "store", dying)
+        is_reached = dying.was_hit
+        shutil.rmtree(root / "store" / "index")
+        collect_on(root / "store", disk)
+        after_power_cut(disk.log).write_to(str(root / "cut"))
+        with open_store(root / "cut" / "store", create=False) as store:
+            found = store.verify(read_data=True)
+            assert found.ok and store.steps() == [1, 2, 3], f"killed at operation {n}: {found}"
+        shutil.rmtree(root)
+    assert n > 30
 
 
 def test_killed_between_publishing_and_pruning_leaves_the_new_and_the_old(start: Path, tmp_path: Path) -> None:
