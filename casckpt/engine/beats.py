@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
+from types import TracebackType
 
 import msgspec
 
 from casckpt.digest import check16
-from casckpt.errors import StorageError
+from casckpt.errors import FencedError, StorageError
 from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
 from casckpt.storage.fs import read_file
 from casckpt.storage.process import System, owner_of
@@ -31,6 +34,7 @@ from casckpt.store.catalog import check_name
 FENCED = "fenced"  # the phase of a process whose run somebody else has recovered
 FOLDER = "CASCKPT_BEATS"  # in the environment: where a supervisor looks for beats
 _SIZE = 1024  # of a file, padded, so that a beat is one write
+_PHASE_LENGTH_MAX = 100  # characters, of four bytes at most; with a name of 200 bytes a beat is smaller than its file
 _FOR_EVER_S = 1e9
 _SUPERVISED_PERIOD_S = 1.0  # here a beat costs a write into a page; the step that a failure names is then nearly true
 
@@ -51,6 +55,14 @@ class Beat(msgspec.Struct, frozen=True):
     phase: str = ""
     failed_saves: int = 0
     quiet_s: float = 0.0
+
+
+def said(
+    name: str, counter: int, step: int, generation: int, phase: str, *, failed_saves: int = 0, quiet_s: float = 0.0
+) -> Beat:
+    """A beat that can be written, whatever kind of numbers and text the training has; a phase is cut and printable."""
+    plain = "".join(each if each.isprintable() else "?" for each in phase[:_PHASE_LENGTH_MAX])
+    return Beat(name, counter, index(generation), index(step), plain, failed_saves, float(quiet_s))
 
 
 @dataclass(frozen=True)
@@ -94,8 +106,8 @@ class BeatFile:
     Args:
         folder: that the observers read; made when it is not there.
         name: of this process in the training: "learner", "actor-3".
-        period_s: how often `beat` writes at most, whenever it is called; a change of phase, generation or failures is
-            written at once.
+        period_s: how often `beat` writes at most, whenever it is called; the first step, and a change of phase,
+            generation or failures, are written at once.
     """
 
     def __init__(
@@ -122,7 +134,7 @@ class BeatFile:
         Raises:
             StorageError: the beat could not be written.
         """
-        self._say(Beat(self._last.name, 0, generation, step, phase[:200], failed_saves, quiet_s))
+        self._say(said(self._last.name, 0, step, generation, phase, failed_saves=failed_saves, quiet_s=quiet_s))
 
     def pulse(self) -> None:
         """Say that it is alive, and what it said last: something long goes on.
@@ -134,8 +146,10 @@ class BeatFile:
 
     def _say(self, said: Beat) -> None:
         now_s = self._system.monotonic_s()
+        is_first = self._last.step < 0 <= said.step  # from here on it is missed: that must be known at once
         known = msgspec.structs.replace(self._last, counter=said.counter, step=said.step)
-        if (now_s - self._write_s < self._period_s and said == known) or os.getpid() != self._pid:
+        is_news = is_first or said != known or now_s - self._write_s >= self._period_s
+        if not is_news or os.getpid() != self._pid:
             return
         with self._lock:
             self._write_s = now_s
@@ -166,6 +180,27 @@ def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.
     """
     folder = environment.get(FOLDER)
     return None if not folder else BeatFile(folder, name, period_s=_SUPERVISED_PERIOD_S)
+
+
+def tell_when_fenced(environment: Mapping[str, str] = os.environ) -> None:
+    """Have a FencedError that nobody catches told to the supervisor; nothing without one.
+
+    Else two supervisors of one run would recover it in turns, each fencing the learner of the other.
+    """
+    before = sys.excepthook
+    if not environment.get(FOLDER) or getattr(before, "tells_when_fenced", False):
+        return
+
+    def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if isinstance(error, FencedError) or isinstance(error.__cause__, FencedError):
+            with contextlib.suppress(StorageError, FileNotFoundError):
+                beats = supervised_beats(environment=environment)
+                if beats is not None:
+                    beats.beat(phase=FENCED)
+        before(kind, error, traceback)
+
+    tell.tells_when_fenced = True  # type: ignore[attr-defined]
+    sys.excepthook = tell
 
 
 class BeatFolder:

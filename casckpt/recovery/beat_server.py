@@ -17,11 +17,12 @@ import http.client
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import index
 from types import TracebackType
 
 import msgspec
 
-from casckpt.engine.beats import Beat, Liveness, Pulse
+from casckpt.engine.beats import Beat, Liveness, Pulse, said
 from casckpt.errors import BusyError, InvalidInputError, StorageError
 from casckpt.limits import BEAT_TIMEOUT_S
 from casckpt.recovery.samples import Version
@@ -42,7 +43,7 @@ class BeatServer:
         host, port: where to listen; port 0 takes a free one.
 
     Raises:
-        InvalidInputError: the token is too short.
+        InvalidInputError: the token is too short, or cannot stand in a header.
         BusyError: somebody else listens there.
         StorageError: it cannot listen there for another reason.
     """
@@ -57,7 +58,7 @@ class BeatServer:
         timeout_s: float = BEAT_TIMEOUT_S,
         system: System | None = None,
     ) -> None:
-        if len(token) < TOKEN_LENGTH_MIN:
+        if len(_checked(token)) < TOKEN_LENGTH_MIN:
             raise InvalidInputError(f"token: expected at least {TOKEN_LENGTH_MIN} characters. Use secrets.token_hex().")
         self._liveness = Liveness(timeout_s=timeout_s, system=system)
         self._lock = threading.Lock()
@@ -143,7 +144,7 @@ def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:
             version = server.take(self.headers.get(TOKEN_HEADER, ""), beat)
             if version is None:
                 return self._answer(403, b"{}")
-            self._answer(200, msgspec.json.encode(version._asdict()))
+            self._answer(200, msgspec.json.encode({name: index(value) for name, value in version._asdict().items()}))
 
         def do_GET(self) -> None:
             if not server.is_known(self.headers.get(TOKEN_HEADER, "")):
@@ -168,12 +169,22 @@ def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+def _checked(token: str) -> str:
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise InvalidInputError("token: expected printable ASCII without blanks. Was it read with the end of its line?")
+    return token
+
+
 class BeatClient:
-    """An actor's side: sends beats, and learns the version. One connection, made again when it breaks."""
+    """An actor's side: sends beats, and learns the version. One connection, made again when it breaks.
+
+    Raises:
+        InvalidInputError: the token cannot stand in a header.
+    """
 
     def __init__(self, host: str, port: int, *, name: str, token: str, timeout_s: float = 5.0) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-        self._name, self._token = name, token
+        self._name, self._token = name, _checked(token)
         self._counter = 0
 
     def beat(self, step: int = -1, *, generation: int = 0, phase: str = "") -> Version:
@@ -183,7 +194,7 @@ class BeatClient:
             StorageError: nobody answered, or the token is wrong. The next call tries again.
         """
         self._counter += 1
-        body = msgspec.json.encode(Beat(self._name, self._counter, generation, step, phase))
+        body = msgspec.json.encode(said(self._name, self._counter, step, generation, phase))
         try:
             self._connection.request("POST", "/beat", body, {TOKEN_HEADER: self._token})
             response = self._connection.getresponse()

@@ -1,7 +1,7 @@
 """Checks of a state that was just loaded: a digest proves the bytes, not that they make sense together.
 
 A check is a function from the live targets (component name → object) to problems in words; none means that it passed.
-None of them moves a random generator or changes a target.
+None of these moves a random generator or changes a target.
 
 * `find_nonfinite`: NaN or infinity in weights and moments;
 * `find_schedule_gaps`: a schedule that stands at another learning rate than its optimizer;
@@ -25,6 +25,7 @@ from casckpt.state.transfer import copy_tree
 Targets = Mapping[str, Any]
 Check = Callable[[Targets], Iterable[str]]
 _SHOWN = 5
+_BROKEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)  # what senseless numbers end in
 
 
 def find_nonfinite(targets: Targets) -> list[str]:
@@ -63,7 +64,9 @@ class Reference:
     Commit it as "droppable": it is no state of the training.
 
     Args:
-        probe: returns a tensor, an array or a tree of them, on fixed inputs. Runs with the generators put back after.
+        probe: returns a tensor, an array or a tree of them, on fixed inputs. Runs at every commit, with the generators
+            put back after; it must not change what it looks at: a module that counts batches is put to `eval()` in it,
+            and back.
         tolerance: largest absolute difference; 0 where the same machine and library must give the same bits.
     """
 
@@ -96,7 +99,11 @@ class Reference:
         if self._recorded is None:
             raise InvalidInputError("no reference output was loaded. Restore it with the weights first.")
         try:
-            largest = largest_difference("reference", self._recorded, self._run())
+            outputs = self._run()
+        except _BROKEN as error:
+            return [f"reference output: {type(error).__name__}: {error}"]
+        try:
+            largest = largest_difference("reference", self._recorded, outputs)
         except MismatchError as error:
             return [f"reference output: {error.message}"]
         if largest <= self._tolerance:
@@ -115,7 +122,7 @@ class TrialSteps:
         component: whose change is measured.
         only: the components that `step` needs; None copies all of them, a replay buffer too.
 
-    A step that ends with an error of its arithmetic or its shapes is a problem like any other.
+    A step that ends with an error of its arithmetic, its shapes or its indices is a problem like any other.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class TrialSteps:
                 losses.append(float(self._step(trial)))
                 if not math.isfinite(losses[-1]):
                     return [f"trial step {len(losses)} of {self._count}: the loss is {losses[-1]}"]
-        except (ArithmeticError, RuntimeError, ValueError) as error:
+        except _BROKEN as error:
             return [f"trial step {len(losses) + 1} of {self._count}: {type(error).__name__}: {error}"]
         finally:
             guard.put_back()

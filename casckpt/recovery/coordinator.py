@@ -21,8 +21,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from casckpt.engine.beats import tell_when_fenced
 from casckpt.engine.engine import CheckpointEngine
-from casckpt.errors import CasckptError, CorruptionError, IncompleteError, InvalidInputError, NotFoundError
+from casckpt.errors import (
+    CasckptError,
+    CorruptionError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    NotFoundError,
+)
 from casckpt.format.snapshot import DROPPABLE, NECESSITIES
 from casckpt.objects.spool import Spool
 from casckpt.recovery.checks import Check, Reference, find_nonfinite, find_schedule_gaps, run_checks
@@ -32,6 +40,8 @@ from casckpt.recovery.marker import RESTORING, Marker
 from casckpt.recovery.migrations import Migrate, Migrations, registered
 from casckpt.recovery.plan import compare_targets
 from casckpt.state.differences import mismatch
+from casckpt.state.rng import RngState
+from casckpt.state.rng_guard import RngGuard
 from casckpt.state.transfer import Transfer, copy_tree
 from casckpt.store.commit import Position
 from casckpt.store.generations import open_generation
@@ -143,17 +153,21 @@ class RecoveryCoordinator:
             allow_fresh: start from the beginning where there is no snapshot to go on from, though the store is not
                 empty. Where the run has steps, its new line is a branch `fresh`.
             load: how a snapshot is loaded, where targets are neither plain nor an engine's.
-            roll_back: in a training that goes on: when no snapshot passes, put the live objects back to what they were.
-                Takes a copy of them in memory meanwhile; rings cannot take part.
+            roll_back: in a training that goes on: when no snapshot passes, or anything else ends the recovery, put the
+                live objects back to what they were. Takes a copy of them in memory meanwhile; rings cannot take part.
 
         Cost: a restore per snapshot that is tried, and one pass over the weights for the default checks.
 
+        Random streams are as the snapshot has them when this returns, whatever checks drew. Under `casckpt run`, a
+        FencedError that ends the process later is told to the supervisor.
+
         Raises:
             NotFoundError: the store is ambiguous or damaged; nothing was touched.
-            IncompleteError: no snapshot passes its checks. The live objects hold the last one that was tried, unless
-                they were rolled back.
+            IncompleteError: no snapshot fits and passes its checks. The live objects hold the last one that was tried,
+                unless they were rolled back.
             MismatchError: the chosen snapshot, its schema or its config does not fit; nothing was fenced or touched.
-                What does not fit after migrations shows when those have run: the generation is open then.
+                What does not fit after migrations shows when those have run: the generation is open then. Of older
+                ones, met on the way back, that is a reason to pass them over.
             FencedError: somebody else recovers this run at the same time.
         """
         action = self.decide(failure, allow_fresh=allow_fresh)
@@ -170,26 +184,42 @@ class RecoveryCoordinator:
         before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
         generation = open_generation(self._store, first, self._told(action, failure))
         attempt = self._begin(first, generation)
+        tell_when_fenced()
         if action.kind == FRESH:
             live.start_fresh()
             self._finish(None, generation)
             return RecoveryReport(None, generation, action.reasons, attempt)
         reasons = [*action.reasons, *drift]
-        with self._keeping_reads():
-            for snapshot in action.snapshots:
-                restored = self._attempt(live, snapshot, action.snapshots, reasons)
-                if restored is None:
-                    continue
-                if snapshot is not first:  # what the timeline says is continued must be what is continued
-                    generation = open_generation(self._store, snapshot, reasons, expected=generation)
-                self._finish(snapshot, generation)
-                return RecoveryReport(restored, generation, tuple(reasons), attempt)
-        if roll_back:
-            Transfer(before, live.targets).fill()
-            self._store._committer.stand_at(position)
+        try:
+            with self._keeping_reads():
+                restored, snapshot = self._first_that_passes(live, action.snapshots, reasons)
+            if snapshot is not first:  # what the timeline says is continued must be what is continued
+                generation = open_generation(self._store, snapshot, reasons, expected=generation)
+        except BaseException:
+            if roll_back:
+                Transfer(before, live.targets).fill()
+                self._store._committer.stand_at(position)
+            raise
+        self._finish(snapshot, generation)
+        return RecoveryReport(restored, generation, tuple(reasons), attempt)
+
+    def _first_that_passes(
+        self, live: _Live, snapshots: Sequence[Snapshot], reasons: list[str]
+    ) -> tuple[RestoreReport, Snapshot]:
+        """Try one after the other; what was wrong with those before is added to `reasons`."""
+        for snapshot in snapshots:
+            try:
+                restored = self._attempt(live, snapshot, snapshots, reasons)
+            except MismatchError as error:
+                if snapshot is snapshots[0]:
+                    raise
+                reasons.append(f"step {snapshot.step} does not fit: {error.message}")
+                continue
+            if restored is not None:
+                return restored, snapshot
         raise IncompleteError(
-            f"run {self._store.run!r} is not recovered, none of {len(action.snapshots)} snapshots passed: "
-            f"{'; '.join(reasons)}. {'The live objects are as they were. ' if roll_back else ''}Run `casckpt verify`.",
+            f"run {self._store.run!r} is not recovered, none of {len(snapshots)} snapshots passed: "
+            f"{'; '.join(reasons)}. Run `casckpt verify`.",
             reasons=tuple(reasons),
         )
 
@@ -228,6 +258,7 @@ class RecoveryCoordinator:
                     reasons.append(f"step {snapshot.step} cannot be restored: {error.message}")
                     return None
                 damaged[str(name)] = error.message
+        streams = RngGuard(RngState())
         older = [each for each in known if each.step < snapshot.step]
         filled = [self._fill(name, why, live, snapshot, older) for name, why in damaged.items()]
         problems = [each for each, is_filled in filled if not is_filled]
@@ -235,6 +266,7 @@ class RecoveryCoordinator:
             name: each for name, each in live.targets.items() if name not in damaged or not isinstance(each, Reference)
         }
         problems += run_checks(checked, self._checks)
+        streams.put_back()
         if problems:
             reasons.append(f"step {snapshot.step} does not pass: {'; '.join(problems)}")
             return None

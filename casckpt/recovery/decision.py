@@ -26,9 +26,9 @@ from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
 from casckpt.store.wholeness import FLAWS, WholenessCheck
 
-EMPTY, AMBIGUOUS, DAMAGED, USABLE = "empty", "ambiguous", "damaged", "usable"
+EMPTY, AMBIGUOUS, DAMAGED, USABLE = ANSWERS = "empty", "ambiguous", "damaged", "usable"
 FAILURES = ("exception", "nan", "oom-kill", "eviction", "lost-head", "hang", "unknown")
-FRESH, NEWEST, BEST, STOP = "fresh", "newest", "best", "stop"
+FRESH, NEWEST, BEST, STOP = CHOICES = "fresh", "newest", "best", "stop"
 CANDIDATES_MAX = 16  # how many snapshots a recovery tries at most before a person should look
 
 
@@ -56,6 +56,9 @@ class Rule(Value):
         failures: how the training may have ended.
         is_diverged: whether the newest snapshot must count as diverged, or must not; None for either.
         lost_steps_min: at least so many steps lie between the failure and the newest snapshot; None for any.
+
+    Raises:
+        InvalidInputError: a word that means nothing; the rule would never fit, or choose something else.
     """
 
     choose: str
@@ -64,6 +67,21 @@ class Rule(Value):
     failures: tuple[str, ...] = FAILURES
     is_diverged: bool | None = None
     lost_steps_min: int | None = None
+
+    def __post_init__(self) -> None:
+        table: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+            ("choose", (self.choose,), CHOICES),
+            ("answers", self.answers, ANSWERS),
+            ("failures", self.failures, FAILURES),
+        )
+        for what, words, known in table:
+            if isinstance(words, str):
+                raise InvalidInputError(f"rule {what}={words!r}: expected several words. Write ({words!r},).")
+            unknown = [word for word in words if word not in known]
+            if unknown:
+                raise InvalidInputError(
+                    f"rule {what}={unknown[0]!r}: expected one of {', '.join(known)}", word=unknown[0]
+                )
 
 
 DEFAULT_RULES = (
@@ -85,11 +103,14 @@ class Policy(Value):
         metric: what "best" is measured by; None makes it the newest that has not diverged.
         largest: whether larger is better.
         drop_max: the newest has diverged when its metric is worse than the best by more than this share of the best's
-            size; None to not judge by it.
+            size; None to not judge by it. Snapshots that are labelled as diverged are no best.
         diverged_labels: a snapshot with one of these labels has diverged.
         floor_step: nothing older is ever chosen.
         fill_droppable: a snapshot of which only droppable components are damaged counts as whole; they are taken from
             the next older snapshot that has them.
+
+    Raises:
+        InvalidInputError: `drop_max` without a `metric`, or below 0.
     """
 
     rules: tuple[Rule, ...] = DEFAULT_RULES
@@ -99,6 +120,10 @@ class Policy(Value):
     diverged_labels: Mapping[str, str] = field(default_factory=lambda: {"diverged": "true"})
     floor_step: int = 0
     fill_droppable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drop_max is not None and (self.metric is None or not self.drop_max >= 0):
+            raise InvalidInputError(f"drop_max={self.drop_max}: expected 0 or more, and a metric that it is a share of")
 
 
 @dataclass(frozen=True)
@@ -204,17 +229,22 @@ def _flaw(store: Store, check: WholenessCheck, snapshot_id: SnapshotId, policy: 
 
 def _diverged(found: Sequence[Snapshot], policy: Policy) -> dict[str, str]:
     reasons: dict[str, str] = {}
-    best = max((_score(each, policy) for each in found), default=-math.inf)
+    labelled = {each.id: _diverged_label(each, policy) for each in found}
+    best = max((_score(each, policy) for each in found if not labelled[each.id]), default=-math.inf)
     for snapshot in found:
-        labels = [name for name, text in policy.diverged_labels.items() if snapshot.labels.get(name) == text]
         value = snapshot.metrics.get(policy.metric) if policy.metric is not None else None
-        if labels:
-            reasons[snapshot.id] = f"labelled {labels[0]}={snapshot.labels[labels[0]]}"
+        if labelled[snapshot.id]:
+            reasons[snapshot.id] = f"labelled {labelled[snapshot.id]}"
         elif isinstance(value, float) and not math.isfinite(value):
             reasons[snapshot.id] = f"{policy.metric} is {value}"
         elif policy.drop_max is not None and -math.inf < _score(snapshot, policy) < best - policy.drop_max * abs(best):
             reasons[snapshot.id] = f"{policy.metric} is {value}, the best was {best if policy.largest else -best:g}"
     return reasons
+
+
+def _diverged_label(snapshot: Snapshot, policy: Policy) -> str:
+    labels = policy.diverged_labels.items()
+    return next((f"{name}={text}" for name, text in labels if snapshot.labels.get(name) == text), "")
 
 
 def _score(snapshot: Snapshot, policy: Policy) -> float:

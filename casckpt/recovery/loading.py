@@ -20,6 +20,8 @@ from casckpt.errors import ConfigDriftWarning, InvalidInputError, MismatchError
 from casckpt.recovery.migrations import Migrate, Migrations, migrate, registered
 from casckpt.recovery.paths import component_of, find_places, replace_at, value_at
 from casckpt.replay.view import RingView
+from casckpt.state.rng import RngState
+from casckpt.state.rng_guard import RngGuard
 from casckpt.state.transfer import Transfer, copy_tree
 from casckpt.store.settle import ABSENT, ItemChange, item_changes, plain_config
 from casckpt.store.store import Store
@@ -141,7 +143,10 @@ def load_into(
     transfer = Transfer(trees, targets, strict=strict, cast=cast)
     if straight:
         store.restore_into(straight, snapshot, strict=strict, cast=cast, allow_mixed=allow_mixed)
+    streams = [RngGuard(live) for live in straight.values() if isinstance(live, RngState)]
     transfer.fill()
+    for stream in streams:  # they come last, whatever a `load_state_dict` draws
+        stream.put_back()
     if is_resume:
         store.resume(snapshot, only=[], branch=branch, allow_mixed=allow_mixed)
     if changes:

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from casckpt.engine.cursors import IndexCursor
-from casckpt.errors import MismatchError
+from casckpt.errors import CasckptError, MismatchError
 from casckpt.ids import SnapshotId
 from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, Situation, decide, survey
 from casckpt.recovery.loading import config_drift
@@ -23,7 +22,9 @@ from casckpt.store.draft import WORLD_SIZE
 from casckpt.store.ring_target import make_target
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
+from casckpt.store.wholeness import FLAWS
 
+_CURSOR, _CURSOR_SIZE_MAX = ("length", "epoch", "position"), 4096  # what the state of a cursor has among others
 _ORDER = (
     "enumerate: {count} whole consistent snapshots, this one first",
     "hold names, shapes, dtypes, schema and config against the live objects; refuse before anything is touched",
@@ -124,27 +125,51 @@ def make_plan(
     chosen = policy or Policy()
     situation = survey(store, chosen)
     action = decide(situation, failure or FailureInfo(), chosen, allow_fresh=allow_fresh)
-    snapshot = action.snapshots[0] if action.snapshots else None
-    if snapshot is None:
-        steps = ("open a generation", "start from the beginning") if action.kind == FRESH else ()
-        return RecoveryPlan(action, situation, steps, action.reasons if action.kind == STOP else (), (), (), 0)
-    obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
-    is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after it
-    found = compare_targets(store, targets, snapshot) if targets is not None and not is_migrated else []
+    while action.snapshots:
+        snapshot = action.snapshots[0]
+        try:
+            obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
+            is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after
+            found = compare_targets(store, targets, snapshot) if targets is not None and not is_migrated else []
+            notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot)
+            sizes = _world_sizes(store, snapshot, world_size)
+        except FLAWS as error:  # a recovery will find that out too, and go on with the next
+            action = _without_first(action, error.message)
+        else:
+            return _plan_of(situation, action, targets, obstacles, notes, found, sizes)
+    steps = ("open a generation", "start from the beginning") if action.kind == FRESH else ()
+    return RecoveryPlan(action, situation, steps, action.reasons if action.kind == STOP else (), (), (), 0)
+
+
+def _without_first(action: Action, why: str) -> Action:
+    first, *others = action.snapshots
+    reasons = (*action.reasons, f"step {first.step} cannot be restored: {why}")
+    return Action(action.kind if others else STOP, tuple(others), reasons)
+
+
+def _plan_of(
+    situation: Situation,
+    action: Action,
+    targets: Mapping[str, Any] | None,
+    obstacles: list[str],
+    notes: list[str],
+    found: Sequence[Difference],
+    sizes: tuple[int | None, int | None],
+) -> RecoveryPlan:
+    """The plan for the first snapshot of an action, from what was found about it."""
+    snapshot = action.snapshots[0]
     if found:
         obstacles.append(f"{len(found)} differences between snapshot and live objects: incompatible")
-    names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
-    read_bytes = sum(snapshot.components[name].logical_bytes for name in names)
-    notes += _log_notes(snapshot, logged_step) + _loader_notes(store, targets or {}, snapshot)
-    facts = {"count": len(action.snapshots), "size": f"{read_bytes:,} bytes", "names": ", ".join(sorted(names))}
-    texts = tuple(text.format(step=snapshot.step, **facts) for text in _ORDER)
-    differences = tuple((each.path, each.expected, each.found) for each in found)
-    sizes = _world_sizes(store, snapshot, world_size)
     if None not in sizes and sizes[0] != sizes[1]:
         notes.append(
             f"{sizes[0]} processes saved this, {sizes[1]} are to go on: shards, streams and cursors of each process do "
             "not line up by themselves"
         )
+    names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
+    read_bytes = sum(snapshot.components[name].logical_bytes for name in names)
+    facts = {"count": len(action.snapshots), "size": f"{read_bytes:,} bytes", "names": ", ".join(sorted(names))}
+    texts = tuple(text.format(step=snapshot.step, **facts) for text in _ORDER)
+    differences = tuple((each.path, each.expected, each.found) for each in found)
     return RecoveryPlan(action, situation, texts, tuple(obstacles), differences, tuple(notes), read_bytes, sizes)
 
 
@@ -211,11 +236,19 @@ def _log_notes(snapshot: Snapshot, logged_step: int | None) -> list[str]:
     ]
 
 
-def _loader_notes(store: Store, targets: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
-    names = [name for name, live in targets.items() if isinstance(live, IndexCursor) and name in snapshot.components]
+def _loader_notes(store: Store, snapshot: Snapshot) -> list[str]:
+    """Components that look like an `IndexCursor` at its end, with or without live objects."""
+    names = [name for name, each in snapshot.components.items() if each.logical_bytes <= _CURSOR_SIZE_MAX]
     notes = []
     for name in names:
-        state = store.restore(snapshot, only=[name])[name]
+        try:
+            state = store.restore(snapshot, only=[name])[name]
+        except FLAWS:
+            raise
+        except CasckptError:  # a leaf that only its own library can make: no cursor
+            continue
+        if not isinstance(state, Mapping) or not all(type(state.get(key)) is int for key in _CURSOR):
+            continue
         if state["position"] >= state["length"]:
             notes.append(
                 f"loader {name!r} is exhausted: it stands at the end of epoch {state['epoch']}, and a loop over it "

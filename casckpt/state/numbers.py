@@ -14,7 +14,8 @@ from casckpt.state.gather import gather
 def nonfinite_paths(component: str, live: Any) -> list[str]:
     """Paths of the floating torch tensors that hold a NaN or an infinity.
 
-    Arrays and scalars are not looked at: a best return of minus infinity and a NaN in a buffer are at home there.
+    Arrays and scalars are not looked at: a best return of minus infinity and a NaN in a buffer are at home there. Nor
+    is a mask, all zeros and infinities, as attention adds it to its scores.
 
     Cost: one pass over the tensors.
     """
@@ -28,9 +29,14 @@ def nonfinite_paths(component: str, live: Any) -> list[str]:
         if not dtype.startswith(("float", "bfloat", "complex")):
             continue
         wide = tensor.float() if dtype.startswith("float8") else tensor
-        if not bool(wide.isfinite().all()):
+        finite = wide.isfinite()
+        if not bool(finite.all()) and not _is_mask(wide, finite):
             found[place.path] = True
     return list(found)
+
+
+def _is_mask(tensor: Any, finite: Any) -> bool:
+    return bool(finite.any()) and not bool(tensor.isnan().any()) and not bool(tensor[finite].any())
 
 
 def largest_difference(component: str, a: Any, b: Any) -> float:

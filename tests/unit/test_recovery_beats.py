@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import casckpt
@@ -57,7 +58,7 @@ def test_beats_are_written_once_a_period_and_news_at_once(tmp_path: Path) -> Non
         clock.now_s += 1
         beats.beat(step)
         counters.append(next(iter(folder.look().values())).beat.counter)
-    assert counters == [0] * 4 + [1] * 5 + [2] * 5 + [3] * 5 + [4]
+    assert counters == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5  # the first step is news
     beats.beat(20, phase="saving")
     assert next(iter(folder.look().values())).beat.counter == 5
     beats.close()
@@ -188,3 +189,77 @@ def test_port_in_use_and_an_address_of_another_machine_are_told_apart() -> None:
         assert (called.code, "another port" in called.err) == (5, True)
     with pytest.raises(casckpt.StorageError, match="address of this machine"):
         BeatServer(lambda: Version(0, 0), token=TOKEN, host="192.0.2.1")  # reserved for documentation
+
+
+def test_first_step_is_told_at_once_for_from_then_on_a_hang_must_be_found(tmp_path: Path) -> None:
+    clock = Clock()
+    beats = BeatFile(str(tmp_path), "learner", period_s=5, system=System(monotonic_s=clock))
+    folder = BeatFolder(str(tmp_path))
+    for said, told in ((-1, -1), (0, 0), (1, 0)):  # the second step is no news yet
+        beats.beat(said)
+        assert next(iter(folder.look().values())).beat.step == told
+    beats.close()
+
+
+@pytest.mark.parametrize("token", [TOKEN + "\n", TOKEN + "\r\nX: y", "token of the training", "gehéim-gehéim-gehéim"])
+def test_token_that_cannot_stand_in_a_header_is_refused_on_both_sides(token: str) -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="printable"):
+        BeatServer(lambda: Version(0, 0), token=token)
+    with pytest.raises(casckpt.InvalidInputError, match="printable"):
+        BeatClient("127.0.0.1", 1, name="actor", token=token)
+
+
+def test_process_of_another_container_is_not_dead_because_its_id_is_unknown_here(tmp_path: Path) -> None:
+    """Same machine, same boot; who it is there, nobody here can know. Its counter alone decides."""
+    beats = BeatFile(str(tmp_path), "actor")
+    (path,) = tmp_path.iterdir()
+    where = path.name.split("@")[1].split("-")[0]
+    there = f"{where[:16]}{int(where[16:], 16) ^ 1:08x}"
+    path.rename(tmp_path / f"actor@{there}-999999999-1-{'0' * 16}")  # an id that no process here has
+    clock = Clock()
+    folder = BeatFolder(str(tmp_path), system=System(monotonic_s=clock))
+    assert [each.is_alive for each in folder.look().values()] == [True]
+    clock.now_s += 30.1
+    assert [each.is_alive for each in folder.look().values()] == [False]
+    beats.close()
+
+
+@pytest.mark.parametrize("hours", [-9, 9])
+def test_wall_clock_that_is_set_moves_no_pulse(tmp_path: Path, hours: int) -> None:
+    """Neither that of who beats nor that of who looks: only counters and the observer's own seconds count."""
+    wall_ns, clock = [10**18], Clock()
+    system = System(time_ns=lambda: wall_ns[0], monotonic_s=clock)
+    beats = BeatFile(str(tmp_path), "learner", period_s=1, system=system)
+    folder = BeatFolder(str(tmp_path), system=system)
+    with BeatServer(lambda: Version(0, 0), token=TOKEN, system=system) as server:
+        server.take(TOKEN, Beat("actor", 1))
+        assert [each.is_alive for each in (*folder.look().values(), *server.pulses().values())] == [True, True]
+        wall_ns[0] += hours * 3600 * 10**9
+        clock.now_s += 29.0
+        assert [each.is_alive for each in (*folder.look().values(), *server.pulses().values())] == [True, True]
+        wall_ns[0] -= 2 * hours * 3600 * 10**9
+        clock.now_s += 2.0
+        assert [each.is_alive for each in (*folder.look().values(), *server.pulses().values())] == [False, False]
+        beats.beat(1)
+        server.take(TOKEN, Beat("actor", 2))
+        assert [each.is_alive for each in (*folder.look().values(), *server.pulses().values())] == [True, True]
+    beats.close()
+
+
+@pytest.mark.parametrize(
+    "phase", ["x" * 5000, "\0" * 300, "\ud800 torn", "\N{SEEDLING}" * 300, '"\\' * 300, "one\ntwo"]
+)
+def test_beat_takes_the_numbers_and_words_that_a_training_has(tmp_path: Path, phase: str) -> None:
+    """Counters of numpy, and any text: what cannot be written would end the training, or make it unheard."""
+    name = "é" * 90
+    beats = BeatFile(str(tmp_path), name)
+    beats.beat(np.int64(7), generation=np.uint8(2), phase=phase, quiet_s=np.float32(0.5))
+    (pulse,) = BeatFolder(str(tmp_path)).look().values()
+    assert (pulse.beat.step, pulse.beat.generation, pulse.beat.quiet_s) == (7, 2, 0.5)
+    assert pulse.beat.phase.isprintable()
+    beats.close()
+    with BeatServer(lambda: Version(np.int64(3), np.int32(4)), token=TOKEN) as server:
+        client = BeatClient(*server.address, name=name, token=TOKEN)
+        assert client.beat(np.int64(9), phase=phase) == Version(3, 4)
+        assert server.pulses()[name].beat.step == 9
+        client.close()

@@ -230,11 +230,17 @@ def test_plan_names_an_exhausted_loader_and_drift(tmp_path: Path) -> None:
     cursor = IndexCursor(10, seed=1)
     cursor.take(10)
     with open_store(tmp_path / "store") as store:
-        store.commit(5, {"prompts": cursor}, config={"lr": 1}, schema_version=2)
-        plan = make_plan(store, {"prompts": IndexCursor(10, seed=1)}, config={"lr": 2}, logged_step=7)
+        half = IndexCursor(10, seed=1)
+        half.take(9)
+        words = {"position": "end", "length": "long", "epoch": 0}  # a component of that look
+        state = {"prompts": cursor, "evaluation": half, "words": words}
+        store.commit(5, state, config={"lr": 1}, schema_version=2)
+        plan = make_plan(store, {**state, "prompts": IndexCursor(10, seed=1)}, config={"lr": 2}, logged_step=7)
         assert plan.is_possible
         text = str(plan)
+        assert text.count("is exhausted") == 1
         assert "loader 'prompts' is exhausted" in text
+        assert "loader 'prompts' is exhausted" in str(make_plan(store))  # as on the command line
         assert "lr: 1 → 2" in text
         assert "2 ahead" in text
         assert not make_plan(store, config={"lr": 2}, fatal=["lr"]).is_possible
@@ -298,3 +304,88 @@ def test_recovery_killed_at_every_operation_is_done_again(tmp_path: Path) -> Non
         RecoveryCoordinator(store, policy=Policy()).recover(state)
         train(store, state, 3)
         assert store.steps() == [1, 2, 3]
+
+
+class PoweredDown(Exception):
+    """What a check of somebody's own ends with."""
+
+
+def test_recovery_that_ends_by_an_error_is_rolled_back_too(tmp_path: Path) -> None:
+    def check(targets: Any) -> list[str]:
+        raise PoweredDown
+
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        train(store, state, 3)
+        update(state)
+        before = state["policy"].weight.detach().clone()
+        with pytest.raises(PoweredDown):
+            RecoveryCoordinator(store, checks=[check]).recover(state, roll_back=True)
+        assert torch.equal(state["policy"].weight, before)
+        assert store.commit(4, state).step == 4
+
+
+def test_older_snapshot_that_does_not_fit_is_passed_over_on_the_way_back(tmp_path: Path) -> None:
+    """The code was changed for step 2, and changed back; the newest turns out to make no sense."""
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, agent())
+        store.commit(2, {**agent(), "policy": torch.nn.Linear(WIDTH, 3)})
+        store.commit(3, agent())
+
+        def check(targets: Any) -> list[str]:
+            return ["no good"] if store.step == 3 else []
+
+        report = RecoveryCoordinator(store, checks=[check]).recover(agent())
+    assert report.step == 1
+    reasons = "; ".join(report.reasons)
+    assert "step 3 does not pass: no good" in reasons
+    assert "step 2 does not fit" in reasons
+    assert "policy/weight" in reasons
+
+
+def test_streams_are_those_of_the_snapshot_whatever_checks_draw(tmp_path: Path) -> None:
+    """As an evaluation of the policy does, made a check."""
+
+    def evaluate(targets: Any) -> list[str]:
+        torch.rand(3), np.random.rand(3)
+        return []
+
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        train(store, state, 2)
+        expected = [update(state) for _ in range(2)], float(np.random.rand())
+    with open_store(tmp_path / "store") as store:
+        state = agent()
+        RecoveryCoordinator(store, checks=[evaluate]).recover(state)
+        assert ([update(state) for _ in range(2)], float(np.random.rand())) == expected
+
+
+@pytest.mark.parametrize("error", [IndexError("out of range"), AssertionError("NaN"), FloatingPointError("overflow")])
+def test_probe_and_trial_step_that_break_down_are_problems_and_no_end(tmp_path: Path, error: Exception) -> None:
+    """As an index out of place does in an embedding: the next older snapshot is tried."""
+    is_broken = [True]
+
+    def probe() -> torch.Tensor:
+        if is_broken[0]:
+            raise error
+        return torch.ones(2)
+
+    reference = Reference(probe)
+    reference.load_state_dict({"outputs": torch.ones(2)})
+    what = f"{type(error).__name__}: {error}"
+    assert reference.problems() == [f"reference output: {what}"]
+    assert TrialSteps(lambda trial: float(probe().sum()))({}) == [f"trial step 1 of 2: {what}"]
+    is_broken[0] = False
+    assert reference.problems() == []
+
+
+def test_mask_of_infinities_is_no_divergence() -> None:
+    """Attention adds a mask of zeros and minus infinities to its scores, and keeps it as a buffer."""
+    model = torch.nn.Linear(3, 3)
+    model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+    assert find_nonfinite({"policy": model}) == []
+    with torch.no_grad():
+        model.weight[0, 0] = float("-inf")
+    assert find_nonfinite({"policy": model}) == ["not finite: policy/weight"]
+    for values in ([0.0, float("nan")], [float("inf"), float("inf")], [1.0, float("-inf")]):
+        assert find_nonfinite({"w": {"a": torch.tensor(values)}}) == ["not finite: w/a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import casckpt
 from casckpt.recovery import Action, FailureInfo, Policy, Rule, decide, make_plan, survey
 from casckpt.recovery.decision import DEFAULT_RULES
-from tests.unit.cli_stores import call
+from tests.unit.cli_stores import call, entry_path, flip
 from tests.unit.stores import open_store
 
 
@@ -175,3 +176,57 @@ def test_planning_changes_nothing(tmp_path: Path) -> None:
     }
     assert before == after
     assert not live["policy"]["w"].any()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"choose": "newst"}, "expected one of fresh, newest, best, stop"),
+        ({"choose": "best", "answers": ("useable",)}, "expected one of empty, ambiguous, damaged, usable"),
+        ({"choose": "best", "failures": ("nan", "oom")}, "'oom': expected one of exception, nan, oom-kill"),
+        ({"choose": "best", "failures": "nan"}, r"Write \('nan',\)"),
+        ({"choose": "stop", "answers": "damaged"}, r"Write \('damaged',\)"),
+    ],
+)
+def test_rule_with_a_word_that_means_nothing_is_refused(facts: dict[str, Any], message: str) -> None:
+    """It would never fit, or quietly choose the newest."""
+    with pytest.raises(casckpt.InvalidInputError, match=message):
+        Rule(why="mistyped", **facts)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"drop_max": 0.1}, {"metric": "r", "drop_max": -0.1}, {"metric": "r", "drop_max": float("nan")}]
+)
+def test_drop_that_could_never_be_judged_is_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="drop_max"):
+        Policy(**facts)
+
+
+def test_best_that_others_are_held_against_is_none_that_is_labelled_as_diverged(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0, 5.0, 1e9, 4.9], {30: {"diverged": "true"}})
+    policy = Policy(metric="return", drop_max=0.1)
+    with open_store(tmp_path / "store") as store:
+        situation = survey(store, policy)
+    assert steps(decide(situation, FailureInfo(), policy)) == [40, 30, 20, 10]
+    assert {each.step for each in situation.candidates if each.id in situation.diverged} == {10, 30}
+
+
+@pytest.mark.full
+def test_plan_names_the_next_snapshot_where_reading_the_newest_shows_damage(tmp_path: Path) -> None:
+    """A bit is flipped all over the newest; sizes are right, so nothing shows before something of it is read."""
+    with open_store(tmp_path / "store") as store:
+        store.commit(10, {"policy": {"w": np.zeros(3)}})
+        seq = store.commit(20, {"policy": {"w": np.zeros(3), "more": [np.ones(2), "x"]}}, config={"lr": 1}).seq
+    size = entry_path(tmp_path / "store", seq).stat().st_size
+    chosen = []
+    for offset in range(0, size, 7):
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        flip(entry_path(tmp_path / "copy", seq), offset)
+        live = {"policy": {"w": np.ones(3)}}
+        with open_store(tmp_path / "copy", read_only=True) as store:
+            plan = make_plan(store, live, config={"lr": 1})
+        assert plan.snapshot is not None
+        chosen.append(plan.snapshot.step)
+        assert plan.is_possible is (chosen[-1] == 10)  # the newest has more than the live object takes
+        shutil.rmtree(tmp_path / "copy")
+    assert chosen.count(10) > 0

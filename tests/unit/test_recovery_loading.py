@@ -240,3 +240,28 @@ def test_resume_with_a_taken_branch_name_touches_nothing(tmp_path: Path) -> None
         assert live == {"a": [0]}
         load_into(store, live, 1, is_resume=True, branch="side")
         assert (live, store.step, store.branch) == ({"a": [1]}, 1, "side")
+
+
+class DrawingWhenLoaded:
+    """An object whose loading draws from the global stream, as one that builds its layers anew does."""
+
+    def __init__(self) -> None:
+        self.values = {"a": 1, "b": 2}
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        torch.rand(1)
+        self.values = dict(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": ["odd/a"]}, {"override": {"odd/a": 7}}, {"only": ["odd/b", "rng"]}])
+def test_random_streams_come_last_whatever_else_is_loaded_with_changes(tmp_path: Path, options: dict[str, Any]) -> None:
+    with open_store(tmp_path / "store") as store:
+        torch.manual_seed(5)
+        store.commit(1, {"odd": DrawingWhenLoaded(), "rng": casckpt.RngState()})
+        expected = torch.rand(3)
+        torch.manual_seed(6)
+        load_into(store, {"odd": DrawingWhenLoaded(), "rng": casckpt.RngState()}, **options)
+    assert torch.equal(torch.rand(3), expected)
