@@ -38,7 +38,7 @@ def bisect(path: str, a: str | None, b: str | None, check: str | None, run: str 
 
     With --check, COMMAND runs for few of the steps from A (default: the first) to B (default: latest), with
     CASCKPT_STORE, CASCKPT_RUN, CASCKPT_STEP and CASCKPT_REF in its environment. It passes with 0, cannot tell with 125,
-    and fails with anything else.
+    and fails with any other code below 128.
 
     Exit code 0: no difference, no failure. 1: there is one.
     """

@@ -1,8 +1,9 @@
 """The first step at which a check fails, found by trying few of them.
 
 The check is the user's: a command that looks at one snapshot and ends with 0 (passes), 125 (this one cannot be judged)
-or anything else (fails). It is taken to fail at every step after the first failure; what is found is a step that fails
-whose predecessor passes, and that much is true whatever the steps in between would have said.
+or another code below 128 (fails); what ends by a signal, in a shell too, answered nothing. It is taken to fail at
+every step after the first failure; what is found is a step that fails whose predecessor passes, and that much is true
+whatever the steps in between would have said.
 
 Snapshots that are mixed, thinned or not whole are never given to a check: it could not tell their fault from its own.
 """
@@ -25,7 +26,7 @@ from casckpt.store.wholeness import WholenessCheck
 
 PASSES, FAILS, UNKNOWN = "passes", "fails", "unknown"
 _STANDARD_ERROR = 2  # standard output belongs to whoever asked for the answer
-EXIT_UNKNOWN = 125  # as for `git bisect run`, so that scripts written for that one work
+EXIT_UNKNOWN, _NO_ANSWER = 125, 128  # as for `git bisect run`, so that scripts written for that one work
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,11 @@ def command_check(command: str, store_path: str) -> Callable[[Snapshot], str]:
         except OSError as error:
             message = f"--check {command!r}: cannot be started: {error.strerror}. Check its first word."
             raise InvalidInputError(message, command=command) from error
-        if code < 0:
+        if not 0 <= code < _NO_ANSWER:
+            how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             raise InvalidInputError(
-                f"--check {command!r}: ended by signal {-code} at step {snapshot.step}, which is no answer. Run it by "
-                f"hand with CASCKPT_REF={snapshot.id[:12]}.",
+                f"--check {command!r}: {how} at step {snapshot.step}, which is no answer. Run it by hand with "
+                f"CASCKPT_REF={snapshot.id[:12]}.",
                 command=command,
                 step=snapshot.step,
             )

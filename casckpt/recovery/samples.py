@@ -97,15 +97,23 @@ class SampleHold(Generic[T]):
         self._held: deque[tuple[Version, T]] = deque()
         self._count_max = count_max
 
-    def add(self, sample: T) -> None:
+    def add(self, sample: T, *, made_by: Version | None = None) -> None:
         """A sample made by the policy that the actor has.
+
+        Args:
+            made_by: the policy that it was begun with, when another may have been taken over meanwhile. What a policy
+                of an older generation made is thrown away and counted.
 
         Raises:
             InvalidInputError: it never had one.
         """
         if self._policy is None:
             raise InvalidInputError("there is no policy yet: call `learn` with the learner's version first.")
-        self._held.append((self._policy, sample))
+        version = self._policy if made_by is None else made_by
+        if version.generation != self._policy.generation:
+            self.dropped_count += 1
+            return
+        self._held.append((version, sample))
         if len(self._held) > self._count_max:
             self._held.popleft()
             self.dropped_count += 1
@@ -175,7 +183,13 @@ class Frontier:
         return item < self._next and item not in self._open and item not in self._dropped
 
     def take(self, count: int) -> list[int]:
-        """Items to work on: first those that a restore left open, then new ones."""
+        """Items to work on: first those that a restore left open, then new ones.
+
+        Raises:
+            InvalidInputError: `count` is below 0.
+        """
+        if count < 0:
+            raise InvalidInputError(f"count={count}: expected 0 or more items")
         again = [item for item in self.open if not self._open[item]][:count]
         new = range(self._next, self._next + count - len(again))
         self._next = new.stop

@@ -135,6 +135,16 @@ def test_command_killed_by_a_signal_is_no_answer(tmp_path: Path) -> None:
         check(store.snapshot())
 
 
+def test_code_by_which_a_shell_tells_of_a_signal_is_no_answer_either(tmp_path: Path) -> None:
+    """A check that was killed for memory behind a shell says nothing of the step."""
+    make_line(tmp_path / "store", 2)
+    with open_store(tmp_path / "store", run="walker") as store:
+        assert command_check("sh -c 'exit 127'", "store")(store.snapshot()) == "fails"
+        for code in (128, 137, 255):
+            with pytest.raises(casckpt.InvalidInputError, match=f"exit code {code} at step"):
+                command_check(f"sh -c 'exit {code}'", "store")(store.snapshot())
+
+
 def test_bisect_of_two_lines_names_the_leaf_and_exits_with_one(tmp_path: Path) -> None:
     make_store(tmp_path / "store")
     called = call("bisect", tmp_path / "store", "main@4", "side@3", "--run", "walker")

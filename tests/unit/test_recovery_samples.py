@@ -114,6 +114,25 @@ def test_late_result_of_a_settled_item_is_refused_and_settles_nothing() -> None:
             frontier.train(items)
     assert frontier.open == [0, 2]
     assert (frontier.is_trained(1), frontier.is_trained(0), frontier.is_trained(9)) == (True, False, False)
+    with pytest.raises(casckpt.InvalidInputError, match="count=-1"):
+        frontier.take(-1)  # it would hand numbers out a second time
     again = Frontier()
     again.load_state_dict(frontier.state_dict())
     assert again.take(3) == [0, 2, 3]
+
+
+def test_sample_counts_as_made_by_the_policy_that_it_was_begun_with() -> None:
+    """The actor hears of another version, and takes it over, while it plays."""
+    hold: SampleHold[str] = SampleHold(10)
+    gate = SampleGate(Version(1, 900), behind_max=300)
+    hold.learn(Version(0, 500))
+    begun = hold.version
+    hold.learn(Version(0, 900))
+    hold.add("long", made_by=begun)
+    hold.add("short")
+    assert hold.take() == [(Version(0, 500), "long"), (Version(0, 900), "short")]
+    hold.learn(gate.version)  # the learner was recovered, and its policy taken over
+    hold.add("of the line that was left", made_by=Version(0, 900))
+    assert (hold.take(), hold.dropped_count) == ([], 1)
+    hold.add("of this line", made_by=Version(1, 700))
+    assert [gate.admit(version) for version, _ in hold.take()] == [""]
