@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import click
 
 from casckpt.cli import _exits
+from casckpt.cli._screen import let_go_of
 from casckpt.cli._text import shown
 from casckpt.errors import CasckptError
 
@@ -100,7 +101,7 @@ class CommandGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, SystemExit):
             raise
         except BrokenPipeError:
-            _let_go_of_stdout()
+            let_go_of(sys.stdout)
             code = _exits.PIPE_CLOSED
         except (KeyboardInterrupt, click.Abort):
             click.echo("casckpt: stopped.", err=True)
@@ -144,14 +145,6 @@ def _make_encodable() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-
-
-def _let_go_of_stdout() -> None:
-    """Nobody reads it any more: what is left in its buffer must not raise when the interpreter flushes it."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _plugins() -> dict[str, EntryPoint]:

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -219,3 +219,11 @@ def finish(code: int) -> None:
     """End the command with an exit code."""
     if code != _exits.FINE:
         click.get_current_context().exit(code)
+
+
+def let_go_of(stream: TextIO) -> None:
+    """Nobody reads it any more: what is left in its buffer must not raise when the interpreter flushes it."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 
 import click
 
-from casckpt.cli._screen import finish
+from casckpt.cli._screen import finish, let_go_of
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--store", "store_path", metavar="STORE", help="Whose newest snapshot /metrics tells of.")
+@click.option("--store", "store_path", metavar="STORE", help="Where COMMAND commits: for /metrics, and as progress.")
 @click.option("--restarts", default=10, metavar="N", show_default=True, help="Restarts in a row without progress.")
 @click.option(
     "--silence", default=30.0, metavar="S", show_default=True, help="Seconds without a beat that are a failure."
@@ -21,6 +22,7 @@ from casckpt.cli._screen import finish
 )
 @click.option("--probe", metavar="COMMAND", help="A health probe; two failures in a row are a failure.")
 @click.option("--port", type=int, metavar="N", help="Serve /healthz, /readyz and /metrics there.")
+@click.option("--host", default="127.0.0.1", metavar="H", show_default=True, help="The address to serve on.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
     store_path: str | None,
@@ -29,6 +31,7 @@ def run(
     deadline: float,
     probe: str | None,
     port: int | None,
+    host: str,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND and start it again when it fails: by exit code, by silence, or by its health probe.
@@ -36,20 +39,33 @@ def run(
     The command finds in its environment where to say that it is alive, and how it ended the last time. The exit code is
     that of its last life.
     """
-    from casckpt.recovery.health import HealthServer
+    from casckpt.recovery.health import HealthServer, newest_snapshot
     from casckpt.recovery.supervisor import Settings, Supervisor, command_probe
+
+    def tell(text: str) -> None:
+        try:
+            click.echo(f"casckpt: {text}", err=True)
+        except OSError:  # a terminal that was closed, a pipe that nobody reads: no reason to end
+            let_go_of(sys.stderr)
+
+    def newest() -> str | None:
+        found = None if store_path is None else newest_snapshot(store_path)
+        return None if found is None else found.id
 
     supervisor = Supervisor(
         command,
         settings=Settings(restarts_max=restarts, silence_min_s=silence, term_deadline_s=deadline),
         probe=None if probe is None else command_probe(probe),
-        tell=lambda text: click.echo(f"casckpt: {text}", err=True),
+        tell=tell,
+        progress=newest,
     )
-    old = {number: signal.signal(number, lambda *_: supervisor.end()) for number in (signal.SIGTERM, signal.SIGINT)}
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    ends_heard = [each for each in ends if signal.getsignal(each) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
+    old = {number: signal.signal(number, lambda *_: supervisor.end()) for number in ends_heard}
     try:
         with contextlib.ExitStack() as stack:
             if port is not None:
-                stack.enter_context(HealthServer(supervisor.status, store_path=store_path, port=port))
+                stack.enter_context(HealthServer(supervisor.status, store_path=store_path, host=host, port=port))
             code = supervisor.run()
     finally:
         for number, handler in old.items():

@@ -6,7 +6,8 @@
   says so, and the safe point is waited for as long as the system lets the process live.
 * Where the block ends first, so does the process: a signal is never lost.
 * The second signal ends the process at once. The store is valid at every moment, so that this costs no more than what
-  came after the newest save.
+  came after the newest save. A further SIGTERM under a supervisor does not: the manager of a job sends it to each of
+  its processes, and the supervisor passes its own on; the deadline is the supervisor's.
 
 The interpreter runs signal handlers between two instructions of the main thread, which may be inside one long call. So
 a thread of its own listens, by the file descriptor that the C handler writes to. A forked worker would write to it too:
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from casckpt.engine.beats import FOLDER
 from casckpt.errors import InvalidInputError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -146,6 +148,8 @@ def _listen(reader: socket.socket, engine: Saves, deadline_s: float, heard: list
                 return
             if number not in SIGNALS:
                 continue  # every signal with a handler in Python is told of
+            if heard and number == signal.SIGTERM and FOLDER in os.environ:
+                continue
             if heard:
                 _say(f"{signal.Signals(number).name} again: ending now, without another save")
                 _end(number)

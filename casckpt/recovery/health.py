@@ -6,6 +6,7 @@ read-only for each request of `metrics`, so that the numbers are those of the fi
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -17,6 +18,8 @@ from casckpt.recovery.beat_server import listen
 from casckpt.recovery.supervisor import Status
 from casckpt.store.inspection import Inspection
 from casckpt.store.opening import open_store
+from casckpt.store.store import Store
+from casckpt.store.values import Snapshot
 
 _IDLE_TIMEOUT_S = 10.0
 
@@ -91,12 +94,23 @@ class HealthServer:
         self.close()
 
 
+def newest_snapshot(path: str) -> Snapshot | None:
+    """The one that was committed last, of whichever run; None where there is none, or it cannot be read now."""
+    with contextlib.suppress(CasckptError, OSError), open_store(path, read_only=True) as store:
+        return _newest(store)
+    return None
+
+
+def _newest(store: Store) -> Snapshot | None:
+    rows = Inspection(store).history(limit=1).rows
+    return rows[0].snapshot if rows else None
+
+
 def _store_values(path: str) -> dict[str, float]:
     """The newest snapshot, its age, and free space; a store that cannot be opened says so by a number too."""
     try:
         with open_store(path, read_only=True) as store:
-            rows = Inspection(store).history(limit=1).rows
-            newest = rows[0].snapshot if rows else None
+            newest = _newest(store)
             values = {"casckpt_store_readable": 1.0, "casckpt_disk_free_bytes": float(shutil.disk_usage(path).free)}
             if newest is not None:
                 values["casckpt_newest_snapshot_step"] = newest.step

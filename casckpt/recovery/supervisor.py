@@ -11,15 +11,19 @@ The supervisor loads nothing of the training and decides nothing about its state
   itself. Off before the first step, once it closed its beats, and for a child that never beats; output is never judged;
 * a health probe failed twice in a row.
 
+Time in which the supervisor itself stood still (a job that was suspended, a machine that slept) is nobody's silence.
+
 A child that says it was *fenced* is not started again: another learner has recovered its run, and two that recover in
 turns would fence each other for ever.
 
 The child finds CASCKPT_BEATS (where to beat), CASCKPT_FAILURE (how the last one ended, see `last_failure`) and
 CASCKPT_ATTEMPT in its environment; what to restore is the child's decision, made with the store in its hand.
 
-Restarts wait longer each time, and end after `restarts_max` of them without a step beyond the last one known. SIGTERM
+Restarts wait longer each time, and end after `restarts_max` of them without a step beyond the last one known, or a new
+snapshot where the store is known. SIGTERM
 goes on to the child, which gets `term_deadline_s` to save. It is the head of a process group: what is left of the group
-when it ended (workers, the command behind a shell) is killed before it is started again.
+when it ended (workers, the command behind a shell) is killed before it is started again. A supervisor that is killed
+itself leaves nothing behind either: see `guard`.
 """
 
 from __future__ import annotations
@@ -40,11 +44,14 @@ import msgspec
 from casckpt.engine.beats import FENCED, FOLDER, Beat, BeatFolder
 from casckpt.errors import InvalidInputError, StorageError
 from casckpt.recovery.decision import FailureInfo
+from casckpt.recovery.guard import Guard
 from casckpt.recovery.memory_kills import oom_kill_count
 from casckpt.storage.process import System
 
 FAILURE, ATTEMPT = "CASCKPT_FAILURE", "CASCKPT_ATTEMPT"
 GAVE_UP = 1
+_CANNOT_START = 126  # as a shell says it
+_DOUBLINGS_MAX = 32  # of a pause; far beyond any bound on it
 _KILLED, _TERMINATED = (-signal.SIGKILL, 128 + signal.SIGKILL), (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -73,6 +80,27 @@ class Settings:
     term_deadline_s: float = 30.0
     poll_s: float = 0.5
 
+    def pause_s(self, row: int) -> float:
+        """How long to wait before the `row`-th restart in a row."""
+        return min(self.backoff_max_s, self.backoff_s * 2.0 ** min(row - 1, _DOUBLINGS_MAX))
+
+
+class LookClock:
+    """Time as an observer lives through it: between two calls at most `gap_max_s`, whatever the clock says.
+
+    Who stood still as long as the others has not heard them be silent.
+    """
+
+    def __init__(self, clock_s: Callable[[], float], gap_max_s: float) -> None:
+        self._clock_s, self._gap_max_s = clock_s, gap_max_s
+        self._last_s, self._lived_s = clock_s(), 0.0
+
+    def __call__(self) -> float:
+        now_s = self._clock_s()
+        self._lived_s += min(max(now_s - self._last_s, 0.0), self._gap_max_s)
+        self._last_s = now_s
+        return self._lived_s
+
 
 class Silence:
     """Whether a process that beats has been silent for too long. Pure: times are arguments."""
@@ -86,14 +114,14 @@ class Silence:
 
     def see(self, beats: Mapping[str, Beat], now_s: float) -> None:
         """Its last beats by file; a process may have several, an engine's and its own. None: it is not missed."""
-        for key, beat in beats.items():
-            if self._counters.get(key) == beat.counter:
-                continue
+        news = [beat for key, beat in beats.items() if self._counters.get(key) != beat.counter]
+        for beat in news:
             if beat.step > self.step:
                 if self.step >= 0:
                     self._slowest_s = max(self._slowest_s, now_s - self._step_s)
                 self.step, self._step_s = beat.step, now_s
-            self._news_s, self._quiet_s = now_s, beat.quiet_s
+        if news:
+            self._news_s, self._quiet_s = now_s, max(beat.quiet_s for beat in news)
         self._counters = {key: beat.counter for key, beat in beats.items()}
 
     def limit_s(self) -> float:
@@ -130,9 +158,11 @@ class Supervisor:
     Args:
         command: its words; no shell is involved.
         settings: how patient to be.
-        probe: called every `probe_period_s`; false is a failure. See `command_probe`.
+        probe: called every `probe_period_s`; false, or any error, is a failure. See `command_probe`.
         environment: of the child; None for this process's.
         tell: called with a line of text for each thing that happens.
+        progress: asked after each failure; another answer than the last time, None aside, is progress too. For commands
+            that do not beat; see `newest_snapshot`.
         oom_kills: how many processes the kernel killed for memory so far; None when it does not tell.
     """
 
@@ -144,6 +174,7 @@ class Supervisor:
         probe: Callable[[], bool] | None = None,
         environment: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        progress: Callable[[], str | None] = lambda: None,
         oom_kills: Callable[[], int | None] = oom_kill_count,
         system: System | None = None,
     ) -> None:
@@ -155,6 +186,7 @@ class Supervisor:
         self._probe = probe
         self._environment = dict(os.environ if environment is None else environment)
         self._tell = tell
+        self._progress = progress
         self._oom_kills = oom_kills
         self._now_s = (system or System()).monotonic_s
         self._is_ending = threading.Event()
@@ -177,82 +209,108 @@ class Supervisor:
         """Keep the command alive until it ends. Returns its exit code, or 128 + the signal that ended it.
 
         Raises:
-            InvalidInputError: the command cannot be started.
+            InvalidInputError: the command cannot be started, not even once.
         """
-        row = 0
-        best_step = -1
+        with Guard(self._settings.term_deadline_s) as guard:
+            return self._run(guard)
+
+    def _run(self, guard: Guard) -> int:
+        row, best_step, newest = 0, -1, None
         while True:
-            code, failure = self._run_once(self.status.restart_count)
+            code, failure = self._run_once(self.status.restart_count, guard)
             if failure is None or self._is_ending.is_set():
                 return code
             self.status.last_failure = failure
             if self.status.phase == FENCED:
                 self._tell("another learner has recovered this run: not started again. `casckpt log` says who")
                 return code or GAVE_UP
-            is_progress = self.status.step > best_step
-            row = 1 if is_progress else row + 1
+            before, newest = newest, self._progress() or newest
+            row = 1 if self.status.step > best_step or newest != before else row + 1
             best_step = max(best_step, self.status.step)
             if row > self._settings.restarts_max:
                 self._tell(f"gave up: {row - 1} restarts in a row without a step beyond {best_step}")
                 return code or GAVE_UP
-            pause_s = min(self._settings.backoff_max_s, self._settings.backoff_s * 2 ** (row - 1))
+            pause_s = self._settings.pause_s(row)
             self._tell(f"{failure.kind}: {failure.message}; starts again in {pause_s:g} s")
             if self._is_ending.wait(pause_s):
                 return code
             self.status.restart_count += 1
 
-    def _run_once(self, attempt: int) -> tuple[int, FailureInfo | None]:
+    def _run_once(self, attempt: int, guard: Guard) -> tuple[int, FailureInfo | None]:
         """One life of the command: its exit code, and how it failed, if it did."""
-        with tempfile.TemporaryDirectory(prefix="casckpt-beats-") as folder:
-            environment = {**self._environment, FOLDER: folder, ATTEMPT: str(attempt)}
-            if self.status.last_failure is not None:
-                environment[FAILURE] = msgspec.json.encode(self.status.last_failure).decode()
-            kills_before, failed_before = self._oom_kills(), self.status.failed_saves
+        kills_before, failed_before = self._oom_kills(), self.status.failed_saves
+        silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
+        self.status.phase, self.status.probe_failures = "", 0
+        with contextlib.ExitStack() as stack:
             try:
-                child = subprocess.Popen(self._command, env=environment, start_new_session=True)
+                temporary = tempfile.TemporaryDirectory(prefix="casckpt-beats-", ignore_cleanup_errors=True)
+                folder = stack.enter_context(temporary)
+                child = self._start(attempt, folder)
             except OSError as error:
                 message = f"{shlex.join(self._command)}: cannot be started: {error.strerror}. Check its first word."
-                raise InvalidInputError(message, command=self._command) from error
-            self.status.pid, self.status.phase, self.status.probe_failures = child.pid, "", 0
-            self.status.is_running = True
+                if attempt == 0:
+                    raise InvalidInputError(message, command=self._command) from error
+                return _CANNOT_START, FailureInfo("exception", self._last_step(silence), message)  # it could, before
+            guard.watch(child.pid)
+            self.status.pid, self.status.is_running = child.pid, True
             try:
-                reason = self._watch(child, folder, failed_before)
+                reason = self._watch(child, silence, BeatFolder(folder), failed_before)
             finally:
                 self._end_child(child)
                 self.status.is_running = False
+                guard.watch(0)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        return code, self._failure(child.returncode, reason, kills_before)
+        return code, self._failure(child.returncode, reason, kills_before, self._last_step(silence))
 
-    def _watch(self, child: subprocess.Popen[bytes], folder: str, failed_before: int) -> str:
+    def _start(self, attempt: int, folder: str) -> subprocess.Popen[bytes]:
+        environment = {**self._environment, FOLDER: folder, ATTEMPT: str(attempt)}
+        if self.status.last_failure is not None:
+            environment[FAILURE] = msgspec.json.encode(self.status.last_failure).decode()
+        return subprocess.Popen(self._command, env=environment, start_new_session=True)
+
+    def _last_step(self, silence: Silence) -> int | None:
+        """The last step that this life told of; where it told of none, the one of the life before."""
+        if silence.step >= 0:
+            return silence.step
+        return None if self.status.last_failure is None else self.status.last_failure.step
+
+    def _watch(self, child: subprocess.Popen[bytes], silence: Silence, beats: BeatFolder, failed_before: int) -> str:
         """Wait until it ends, or must be ended: then why, in words."""
-        silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
-        beats = BeatFolder(folder)
-        probed_s = self._now_s()
+        settings = self._settings
+        lived_s = LookClock(self._now_s, max(2 * settings.poll_s, settings.silence_min_s / 4))
+        probed_s = lived_s()
         while not self._is_ending.is_set():
             try:
-                child.wait(self._settings.poll_s)
-                self._see(silence, beats, failed_before)  # the last beat says how far it came
+                child.wait(settings.poll_s)
+                self._see(silence, beats, failed_before, lived_s())  # the last beat says how far it came
                 return ""
             except subprocess.TimeoutExpired:
-                self._see(silence, beats, failed_before)
-            now_s = self._now_s()
+                self._see(silence, beats, failed_before, lived_s())
+            now_s = lived_s()
             with self._judging:
                 if silence.is_silent(now_s) and not self._is_patient:
                     self.status.is_running = False
                     return f"silent for more than {silence.limit_s():.3g} s after step {silence.step}"
-            if self._probe is not None and now_s - probed_s >= self._settings.probe_period_s:
+            if self._probe is not None and now_s - probed_s >= settings.probe_period_s:
                 probed_s = now_s
-                self.status.probe_failures = 0 if self._probe() else self.status.probe_failures + 1
-                if self.status.probe_failures >= self._settings.probe_failures_max:
+                self.status.probe_failures = 0 if self._is_well(self._probe) else self.status.probe_failures + 1
+                if self.status.probe_failures >= settings.probe_failures_max:
                     return f"{self.status.probe_failures} health probes failed in a row"
         return ""
 
-    def _see(self, silence: Silence, beats: BeatFolder, failed_before: int) -> None:
+    def _is_well(self, probe: Callable[[], bool]) -> bool:
+        try:
+            return probe()
+        except Exception as error:  # noqa: BLE001 - a function of the user's; who cannot be asked is not well
+            self._tell(f"the health probe failed: {type(error).__name__}: {error}")
+            return False
+
+    def _see(self, silence: Silence, beats: BeatFolder, failed_before: int, now_s: float) -> None:
         watched: dict[str, Beat] = {}
         with contextlib.suppress(StorageError, FileNotFoundError):  # somebody cleaned up the folder: nothing is missed
             pulses = beats.look().items()
             watched = {key: each.beat for key, each in pulses if each.beat.name == self._settings.watch}
-        silence.see(watched, self._now_s())
+        silence.see(watched, now_s)
         for beat in watched.values():
             self.status.step = max(self.status.step, beat.step)
             self.status.phase = beat.phase
@@ -275,8 +333,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
 
-    def _failure(self, code: int, reason: str, kills_before: int | None) -> FailureInfo | None:
-        step = self.status.step if self.status.step >= 0 else None
+    def _failure(self, code: int, reason: str, kills_before: int | None, step: int | None) -> FailureInfo | None:
         if code == 0 and not reason:
             return None
         kills = self._oom_kills()

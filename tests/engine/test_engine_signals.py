@@ -371,3 +371,19 @@ def test_signal_is_lost_at_no_moment_in_which_the_guard_comes_or_goes(
     assert calls == 6
     assert outside == [signal.SIGTERM] or heard == 128 + signal.SIGTERM
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.full
+def test_job_whose_manager_and_supervisor_both_send_sigterm_is_saved(
+    store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One end, announced twice: a manager of jobs tells every process of it, and the supervisor passes its own on."""
+    monkeypatch.setenv("CASCKPT_BEATS", str(tmp_path / "beats"))
+    with training(store_path, "other signals", 1000) as process:
+        process.send_signal(signal.SIGTERM)
+        assert out(process) == "usr1"
+        process.send_signal(signal.SIGTERM)
+        process.communicate("go on\n")
+        assert process.returncode == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.timeline()[-1].labels == {"requested": "SIGTERM"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ from casckpt.recovery import (
     last_failure,
     supervised_beats,
 )
-from casckpt.recovery.supervisor import Silence, Status
+from casckpt.recovery.health import newest_snapshot
+from casckpt.recovery.supervisor import LookClock, Silence, Status
+from casckpt.storage.process import System
 from tests.unit.cli_stores import call
 from tests.unit.stores import open_store
 
@@ -324,3 +328,186 @@ def test_command_line_gives_the_exit_code_of_the_last_life(tmp_path: Path) -> No
     assert call("run", "--", "true").code == 0
     assert call("run").code == 2
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_time_in_which_the_observer_stood_still_is_nobodys_silence() -> None:
+    """A job that was suspended for hours between two looks, and a clock that was put back."""
+    now_s = [1000.0]
+    lived_s = LookClock(lambda: now_s[0], gap_max_s=7.5)
+    silence = Silence(min_s=30, factor=10)
+    for counter, later_s in ((1, 1.0), (2, 1.0), (3, 3 * 3600.0), (4, -7200.0), (5, 1.0)):
+        now_s[0] += later_s
+        silence.see(said(counter, counter), lived_s())
+        assert not silence.is_silent(lived_s())
+    assert silence.limit_s() == 75.0  # ten times a step of 7.5 s, and not of three hours
+    for _ in range(75):
+        now_s[0] += 1.0
+        assert not silence.is_silent(lived_s())
+    now_s[0] += 1.0
+    assert silence.is_silent(lived_s())
+
+
+@pytest.mark.full
+def test_job_that_was_suspended_for_hours_goes_on(tmp_path: Path) -> None:
+    """The clock stands still but for one leap of three hours, once the child was heard; then the child may end."""
+    script = BEATING + "beats.beat(5)\nimport sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+    now_s, looks = [0.0], [0]
+
+    def clock() -> float:
+        if supervisor.status.step == 5:
+            looks[0] += 1
+            now_s[0] += 3 * 3600.0 if looks[0] == 1 else 0.0
+            if looks[0] == 10:
+                (tmp_path / "go").touch()
+        return now_s[0]
+
+    system = System(monotonic_s=lambda: clock())
+    supervisor = Supervisor([*python(script), str(tmp_path / "go")], settings=FAST, system=system)
+    assert supervisor.run() == 0
+    assert (supervisor.status.restart_count, looks[0] > 10) == (0, True)
+
+
+def test_longest_announcement_of_one_look_counts_whichever_file_it_is_in() -> None:
+    for files in (("engine", "own"), ("own", "engine")):
+        silence = Silence(min_s=30, factor=10)
+        silence.see({file: Beat("learner", 1, step=5) for file in files}, 0.0)
+        quiet_s = {"engine": 600.0, "own": 0.0}
+        silence.see({file: Beat("learner", 2, step=5, quiet_s=quiet_s[file]) for file in files}, 1.0)
+        assert (silence.is_silent(601.0), silence.is_silent(601.1)) == (False, True)
+
+
+def test_pause_before_a_restart_doubles_up_to_its_bound_however_many_there_were() -> None:
+    settings = Settings(backoff_s=0.5, backoff_max_s=60.0)
+    assert [settings.pause_s(row) for row in (1, 2, 3, 7, 8, 9, 2000)] == [0.5, 1.0, 2.0, 32.0, 60.0, 60.0, 60.0]
+
+
+@pytest.mark.full
+def test_failure_tells_the_last_step_of_the_life_that_failed(tmp_path: Path) -> None:
+    """A life that fell back to an older step lost few steps, not all that a life before it had made."""
+    script = BEATING + "if attempt < 2: beats.beat([900, 520][attempt])\nos._exit(0 if attempt == 3 else 1)\n"
+    found: list[int | None] = []
+
+    def tell(text: str) -> None:
+        assert supervisor.status.last_failure is not None
+        found.append(supervisor.status.last_failure.step)
+
+    supervisor = Supervisor(python(script), settings=PATIENT, tell=tell)
+    assert supervisor.run() == 0
+    assert found == [900, 520, 520]  # the third died before its first step
+    assert supervisor.status.step == 900
+
+
+def test_command_that_cannot_be_started_again_at_the_moment_is_tried_again(tmp_path: Path) -> None:
+    """As when memory or a network disk is out for a while: it could be started before."""
+    program = tmp_path / "program"
+
+    def write(code: int) -> None:
+        program.write_text(f"#!/bin/sh\nrm {program}\nexit {code}\n")
+        program.chmod(0o700)
+
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if len(told) == 2:
+            write(0)
+
+    write(3)
+    assert Supervisor([str(program)], settings=FAST, tell=tell).run() == 0
+    assert "exit code 3" in told[0]
+    assert "cannot be started: No such file" in told[1]
+
+
+def test_probe_that_raises_is_a_failed_probe(tmp_path: Path) -> None:
+    answers: Iterator[bool | Exception] = iter([ConnectionError("nobody there"), True, KeyError("x"), OSError("y")])
+
+    def probe() -> bool:
+        answer = next(answers, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    told: list[str] = []
+    command = shell('[ "$CASCKPT_ATTEMPT" = 1 ] || exec sleep 600', tmp_path)
+    supervisor = Supervisor(command, settings=FAST, probe=probe, tell=told.append)
+    assert supervisor.run() == 0
+    assert supervisor.status.last_failure == FailureInfo("hang", None, "2 health probes failed in a row")
+    assert told[0] == "the health probe failed: ConnectionError: nobody there"
+
+
+@pytest.mark.parametrize(("newest", "restarts"), [(["a", "b", "c", "d"], 3), (["a", None, "b", None, "c"], 1), ([], 1)])
+def test_commits_are_progress_of_a_command_that_does_not_beat(
+    tmp_path: Path, newest: list[str | None], restarts: int
+) -> None:
+    """One restart in a row is allowed. What cannot be read at the moment is no progress."""
+    answers = iter(newest)
+    command = shell('echo x >> lives; [ "$CASCKPT_ATTEMPT" = 3 ]', tmp_path)
+    supervisor = Supervisor(command, settings=replace(FAST, restarts_max=1), progress=lambda: next(answers, None))
+    assert supervisor.run() == (0 if restarts == 3 else 1)
+    assert supervisor.status.restart_count == restarts
+
+
+def test_newest_snapshot_of_a_store_and_of_none(tmp_path: Path) -> None:
+    assert newest_snapshot(str(tmp_path / "store")) is None
+    with open_store(tmp_path / "store") as store:
+        first = store.commit(7, {"w": np.zeros(3)})
+        assert newest_snapshot(str(tmp_path / "store")) == first
+    with open_store(tmp_path / "store", run="other") as store:
+        assert newest_snapshot(str(tmp_path / "store")) == first
+        last = store.commit(2, {"w": np.ones(3)})
+    assert newest_snapshot(str(tmp_path / "store")) == last
+
+
+@pytest.mark.full
+def test_terminal_that_is_gone_ends_no_supervisor(tmp_path: Path) -> None:
+    """It has something to say, and nobody reads it any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = shell('echo x >> lives; [ "$CASCKPT_ATTEMPT" = 2 ]', tmp_path)
+    words = [sys.executable, "-m", "casckpt", "run", "--", *command]
+    assert subprocess.run(words, stderr=writer, check=False).returncode == 0
+    os.close(writer)
+    assert (tmp_path / "lives").read_text() == "x\nx\nx\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_hangup_ends_the_command_in_order_unless_it_is_ignored(tmp_path: Path, is_ignored: bool) -> None:
+    trap = 'trap "echo saved > end; exit 0" TERM; echo $PPID > ready; while [ ! -e go ]; do sleep 0.05; done; exit 5'
+    words = [sys.executable, "-m", "casckpt", "run", "--restarts", "0", "--", *shell(trap, tmp_path)]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        while not (tmp_path / "ready").exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        if is_ignored:
+            (tmp_path / "go").touch()
+        assert process.wait() == (5 if is_ignored else 0)
+    assert (tmp_path / "end").exists() is not is_ignored
+
+
+RECOVERING = """
+import sys
+import casckpt
+from casckpt.recovery import RecoveryCoordinator, last_failure, open_generation
+
+open(sys.argv[1] + ".lives", "a").write("x")
+with casckpt.open(sys.argv[1], create=True) as store, casckpt.open(sys.argv[1]) as other:
+    report = RecoveryCoordinator(store).recover({"n": [0]}, last_failure())
+    open_generation(other, None)
+    store.commit(1, {"n": [1]})
+"""
+
+
+@pytest.mark.full
+def test_learner_without_an_engine_that_is_fenced_is_not_started_again_either(tmp_path: Path) -> None:
+    supervisor = Supervisor([*python(RECOVERING), str(tmp_path / "store")], settings=PATIENT, oom_kills=lambda: None)
+    assert supervisor.run() == 1
+    assert (tmp_path / "store.lives").read_text() == "x"
+    assert supervisor.status.last_failure == FailureInfo("lost-head", None, "exit code 1; it was fenced")

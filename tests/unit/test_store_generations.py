@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import casckpt
+from casckpt.recovery import RecoveryCoordinator
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.store.generations import list_generations, open_generation, own_generation
@@ -178,3 +179,23 @@ def test_every_failing_operation_opens_a_generation_whole_or_not_at_all(tmp_path
             assert open_generation(store, None) == len(seen) + 1
     assert opened == 1
     assert at > 5
+
+
+@pytest.mark.parametrize("hours", [-9, 9])
+def test_order_of_the_timeline_decides_however_the_clock_was_set(tmp_path: Path, hours: int) -> None:
+    """Each writer's clock leaps by hours between its entries: newest, fencing and recovery follow the numbers alone."""
+    now_ns = [10**18]
+    system = System(time_ns=lambda: now_ns[0])
+    with open_store(tmp_path / "store", system=system) as old, open_store(tmp_path / "store", system=system) as new:
+        for step in (1, 2, 3):
+            old.commit(step, state(step))
+            now_ns[0] += hours * 3600 * 10**9
+        live = state(0)
+        assert RecoveryCoordinator(new).recover(live).step == 3
+        assert live == state(3)
+        now_ns[0] -= 40 * hours * 3600 * 10**9
+        new.commit(4, state(4))
+        with pytest.raises(casckpt.FencedError):
+            old.commit(4, state(40))
+        assert new.snapshot("latest").step == 4
+        assert [each.number for each in list_generations(new)] == [1]
