@@ -143,10 +143,7 @@ def load_into(
     transfer = Transfer(trees, targets, strict=strict, cast=cast)
     if straight:
         store.restore_into(straight, snapshot, strict=strict, cast=cast, allow_mixed=allow_mixed)
-    streams = [RngGuard(live) for live in straight.values() if isinstance(live, RngState)]
-    transfer.fill()
-    for stream in streams:  # they come last, whatever a `load_state_dict` draws
-        stream.put_back()
+    _fill_without_drawing(transfer, straight)
     if is_resume:
         store.resume(snapshot, only=[], branch=branch, allow_mixed=allow_mixed)
     if changes:
@@ -159,6 +156,14 @@ def load_into(
         gone,
         tuple(map(str, changes)),
     )
+
+
+def _fill_without_drawing(transfer: Transfer, restored: Mapping[str, Any]) -> None:
+    """Streams come last: those that were restored stay as they are, whatever a `load_state_dict` draws."""
+    streams = [RngGuard(live) for live in restored.values() if isinstance(live, RngState)]
+    transfer.fill()
+    for stream in streams:
+        stream.put_back()
 
 
 def _edited_trees(
