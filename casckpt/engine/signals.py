@@ -3,7 +3,7 @@
 * The first SIGTERM or SIGINT asks for a save at the next safe point. When it is durable, `step` raises SystemExit.
 * Where no safe point comes before the deadline, and the loop stands inside `engine.pause()` (an evaluation, say), the
   save is made there and then, and the process ends. Outside of a pause state may be half way through an update: stderr
-  says so, and the safe point is waited for as long as the system lets the process live.
+  says so, and the safe point or a pause is waited for as long as the system lets the process live.
 * Where the block ends first, so does the process: a signal is never lost.
 * The second signal ends the process at once. The store is valid at every moment, so that this costs no more than what
   came after the newest save. A further SIGTERM under a supervisor does not: the manager of a job sends it to each of
@@ -32,6 +32,7 @@ from casckpt.engine.beats import FOLDER
 from casckpt.errors import InvalidInputError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 0.1  # how often, once the deadline is over, to look for a pause
 _STOP = 0  # written by the guard itself; no signal has this number
 
 
@@ -70,8 +71,9 @@ def listening(engine: Saves, deadline_s: float) -> Iterator[None]:
         before.handlers[number] = signal.signal(number, _heard)
     _listening.append(before)
     heard: list[int] = []
+    is_over = threading.Event()
     thread = threading.Thread(
-        target=_listen, args=(reader, engine, deadline_s, heard), name="casckpt-signals", daemon=True
+        target=_listen, args=(reader, engine, deadline_s, heard, is_over), name="casckpt-signals", daemon=True
     )
     thread.start()
     try:
@@ -79,6 +81,7 @@ def listening(engine: Saves, deadline_s: float) -> Iterator[None]:
     finally:
         if before in _listening:  # not in a forked child: there it is undone, and the other end is the parent's
             before.put_back(signal.SIGINT, signal.SIGTERM)
+            is_over.set()
             writer.send(bytes([_STOP]))
             thread.join()
         reader.close()
@@ -133,14 +136,16 @@ def _heard(number: int, frame: Any) -> None:
     """The handler in Python: the thread has been told already."""
 
 
-def _listen(reader: socket.socket, engine: Saves, deadline_s: float, heard: list[int]) -> None:
+def _listen(
+    reader: socket.socket, engine: Saves, deadline_s: float, heard: list[int], is_over: threading.Event
+) -> None:
     deadline: float | None = None
     while True:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([reader], [], [], left_s)[0]:
             deadline = None  # a save that hangs must not make this thread deaf to the second signal
             threading.Thread(
-                target=_at_deadline, args=(engine, heard[0], deadline_s), name="casckpt-deadline", daemon=True
+                target=_at_deadline, args=(engine, heard[0], deadline_s, is_over), name="casckpt-deadline", daemon=True
             ).start()
             continue
         for number in reader.recv(64):
@@ -161,17 +166,23 @@ def _listen(reader: socket.socket, engine: Saves, deadline_s: float, heard: list
                 _say(f"{name}: saving at the next safe point, or in {deadline_s:g} s; once more to end at once")
 
 
-def _at_deadline(engine: Saves, number: int, deadline_s: float) -> None:
+def _at_deadline(engine: Saves, number: int, deadline_s: float, is_over: threading.Event) -> None:
+    """Save in the pause in which the loop stands, or in the next one, and end the process; until the block is left."""
     name = signal.Signals(number).name
+    is_said = False
     try:
-        is_saved = engine.save_in_pause(name)
+        while not engine.save_in_pause(name):
+            if not is_said:
+                is_said = True
+                waited = f"{name}: no safe point in {deadline_s:g} s and no pause"
+                _say(f"{waited}; state may be in change, so nothing was saved yet")
+            if is_over.wait(_LOOK_S):
+                return
     except Exception as error:  # noqa: BLE001 - whatever a provider raises: training goes on to its safe point
         _say(f"{name}: the save at the deadline failed: {error}")
         return
-    if is_saved:
-        _say(f"{name}: saved at the deadline, inside a pause")
-        _end(number)
-    _say(f"{name}: no safe point in {deadline_s:g} s and no pause; state may be in change, so nothing was saved yet")
+    _say(f"{name}: saved at the deadline, inside a pause")
+    _end(number)
 
 
 def _say(text: str) -> None:

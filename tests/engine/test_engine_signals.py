@@ -49,6 +49,11 @@ ENDLESS = {
     "steps": "    for step in range(3, 1 << 60): train(step)",
     "evaluation in a pause": "    with engine.pause():\n        print('paused', flush=True)\n        while True: pass",
     "evaluation": "    while True: pass",
+    "evaluation in a later pause": """
+    sys.stdin.readline()
+    with engine.pause():
+        while True: pass
+""",
     "with workers": WORKERS + "    for step in range(3, 1 << 60): train(step)",
     "ends a worker": WORKERS
     + """
@@ -174,6 +179,19 @@ def test_deadline_outside_of_a_pause_says_so_and_the_second_signal_ends_at_once(
     with casckpt.open(store_path) as store:
         assert store.steps() == [1]
         assert store.verify().ok
+
+
+def test_pause_that_begins_after_the_deadline_is_saved_in_too(store_path: Path) -> None:
+    with training(store_path, "evaluation in a later pause", 0.01) as process:
+        process.send_signal(signal.SIGTERM)
+        assert "SIGTERM: saving" in line(process)
+        assert "no safe point in 0.01 s and no pause" in line(process)
+        _, errors = process.communicate("go on\n")
+        assert "saved at the deadline, inside a pause" in errors
+        assert process.returncode == 128 + signal.SIGTERM
+    with casckpt.open(store_path) as store:
+        assert store.steps() == [1, 2]
+        assert store.restore() == {"counters": {"n": 2}}
 
 
 def test_second_signal_ends_at_once_when_the_save_at_the_deadline_hangs(store_path: Path) -> None:
