@@ -154,8 +154,9 @@ class ObjectReader:
     def map(self, object_id: ObjectId, size: int) -> FileMap | None:
         """A raw object's bytes where they lie in a pack, as private memory; None where no good record is raw.
 
-        They are hashed first, read through the descriptor: a file that ends too early is an error there, and would be
-        the end of the process in the map.
+        They are hashed before they are handed out, read through the descriptor: a file that ends too early is an error
+        there, and would be the end of the process in the map. What is written to the file after it was mapped, the map
+        tells (`FileMap.check`).
         """
         (places,) = self.locate([object_id])
         for place in places:
@@ -164,8 +165,8 @@ class ObjectReader:
             with contextlib.suppress(CasckptError):  # who then reads it is told what is wrong
                 file, offset = self._file(place, None)
                 start = offset + place.header_size
-                found = file.map(start, size) if self._is_there(object_id, file, start, size) else None
-                if found is not None:
+                found = file.map(start, size)
+                if found is not None and self._is_there(object_id, file, start, size):
                     return found
         return None
 

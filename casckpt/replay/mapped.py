@@ -4,10 +4,11 @@ A map takes no memory of its own until it is written to; the kernel keeps its pa
 with other processes that read the same rows. Every map was hashed when it was made. It stays good when the file loses
 its name (a collector removed the pack) and when the store is closed.
 
-What a map cannot take is a file that is cut short in place: whoever touches a page that is not there any more is ended
-by the operating system. Nothing of casckpt does that to a file; a copying program or a failing disk may. So every
-`column` looks at the file first and raises. An array that was got earlier is not looked at again when it is used:
-ask `column` each time, or take `RingView.rows`, which reads.
+What a map cannot take is a file that is changed in place. Where it is cut short, whoever touches a page that is not
+there any more is ended by the operating system; where it is written to, pages may become others. Nothing of casckpt
+does that to a file; a copying program or a failing disk may. So every `column` looks at the file first and raises. An
+array that was got earlier is not looked at again when it is used: ask `column` each time, or take `RingView.rows`,
+which reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Map(Protocol):
     memory: memoryview
 
     def check(self) -> None:
-        """Raise `StorageError` if the file is shorter than what is mapped of it."""
+        """Raise `StorageError` if the file is shorter than what is mapped of it, or was written to since."""
 
 
 class MappedRows:
@@ -62,7 +63,7 @@ class MappedRows:
 
         Raises:
             NotFoundError: no such column.
-            CorruptionError: the file was cut short since it was mapped; nothing of it was touched.
+            CorruptionError: the file was cut short or written to since it was mapped; nothing of it was touched.
         """
         if name not in self._arrays:
             raise NotFoundError(f"no column {name!r}; there are {sorted(self._arrays)}", columns=[name])

@@ -81,6 +81,11 @@ class Placing:
             expected, got = self._source.columns.get(column), live.get(column)
             if expected != got:
                 found.append(Difference(f"{name}/columns/{column}", _shown(expected), _shown(got)))
+        if not hasattr(self._ring.buffer, "append"):
+            for column, rows in self._ring.buffer.columns().items():
+                if not _can_be_assigned(rows):
+                    path = f"{name}/columns/{column}"
+                    found.append(Difference(path, "rows that can be written", "a read-only column"))
         return found
 
     def check(self) -> None:
@@ -104,6 +109,7 @@ class Placing:
             CorruptionError, IncompleteError: some slots may hold new rows by then.
             MismatchError: the buffer takes no rows.
         """
+        self._ring.forget()
         if hasattr(self._ring.buffer, "append"):
             self._append()
             return
@@ -170,6 +176,10 @@ def _position(stored: Position, capacity: int, count: int) -> Position:
     if stored.total % capacity == head and (count == capacity or stored.total == count):
         return Position(capacity, head, count, stored.total)
     return Position(capacity, head, count, count + (head - count) % capacity)
+
+
+def _can_be_assigned(column: Any) -> bool:
+    return hasattr(column, "__setitem__") and bool(getattr(getattr(column, "flags", None), "writeable", True))
 
 
 def _shown(column: Any) -> str:

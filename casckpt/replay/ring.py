@@ -15,7 +15,7 @@ that come meanwhile belong to the next commit.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateErro
 from casckpt.format.dtypes import itemsize_of
 from casckpt.replay.contract import Buffer, Column, Position, check_position
 from casckpt.replay.segments import Range, cut, rows_per_segment
-from casckpt.replay.view import allocate
+from casckpt.replay.view import allocate, whole
 from casckpt.state.capture import Captured, capture
 from casckpt.state.inplace import direct_memory
 from casckpt.state.walk import LazyArray
@@ -61,7 +61,9 @@ class Take:
         given: rows to be stored or compared, oldest first.
         segments: all segments of the ring after this commit, if what is compared proves equal.
         relies_on: the take whose snapshot must have the rows `relied`, which are not given; None: all are given.
+        forms: of the columns.
         address: of the manifest, once the commit is published.
+        edges: digests of the first and the last row given, of a buffer that does not count.
     """
 
     ring: Ring
@@ -70,10 +72,12 @@ class Take:
     given: list[Given]
     segments: list[Range]
     relies_on: Take | None
+    forms: Mapping[str, Any]
     relied: tuple[int, int] = (0, 0)
     address: bytes | None = None
     has_failed: bool = False
     captured: dict[str, Captured] = field(default_factory=dict)
+    edges: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def stop(self) -> int:
@@ -92,15 +96,20 @@ class Take:
         self.address, self.has_failed = address, address is None
         if address is None and self.ring._last is self and self.relies_on is not None:
             self.ring._last = self.relies_on  # what is stored is still what it was
+            self.ring.forget_samples(self.relies_on.stop)  # rows may have moved before they were looked at
         self.relies_on = None
 
     def has_moved(self) -> bool:
-        """Whether a writer may have changed rows that were given, by the position now."""
-        now = self.ring.numbered_position(is_take=False)
-        if now.total == self.position.total or not self.given:
-            return now != self.position and bool(self.given)
-        assert now.total is not None and self.position.total is not None
-        return now.total < self.position.total or self.given[0].rows.start <= now.total - now.capacity
+        """Whether a writer may have changed rows that were given, by the position now, or moved them to other slots."""
+        if not self.given:
+            return False
+        before, now, first = self.position, self.ring.numbered_position(is_take=False), self.given[0].rows.start
+        assert now.total is not None and before.total is not None
+        if now == before:
+            return self.ring.edges(before, self.edges) != self.edges
+        is_overwritten = now.total <= before.total or first <= now.total - now.capacity
+        is_elsewhere = now.capacity != before.capacity or now.slot(first) != before.slot(first)
+        return is_overwritten or is_elsewhere or self.ring.edges(before, self.edges) != self.edges
 
 
 class Ring:
@@ -138,12 +147,13 @@ class Ring:
         if not isinstance(buffer, Buffer):
             raise InvalidInputError(
                 f"a {type(buffer).__name__} is no ring buffer that casckpt knows: wrap it in casckpt.replay.Arrays or "
-                "Sliced, or give it position(), columns(), mutable() and place()"
+                "Sliced, or give it position(), columns(), mutable() and place(). Of buffers of frameworks, "
+                "casckpt.integrations.replay.rings makes rings."
             )
         _check_choice("trust", trust, TRUSTS)
         _check_choice("on_capacity", on_capacity, CAPACITY_RULES)
         for name, value in (("keep_rows", keep_rows), ("keep_steps", keep_steps)):
-            if value is not None and value < 1:
+            if value is not None and whole(value) < 1:
                 raise InvalidInputError(f"{name}={value}: expected at least 1, or None to keep everything")
         self.buffer = buffer
         self.trust, self.on_capacity = trust, on_capacity
@@ -154,14 +164,13 @@ class Ring:
         self._last: Take | None = None
         self._derived: Position | None = None  # the last position of a buffer without a counter, with rows counted
         self._samples: dict[int, bytes] = {}
-        if trust == "counter" and buffer.position().total is None:
+        self._is_counted = buffer.position().total is not None
+        if trust == "counter" and not self._is_counted:
             raise InvalidInputError(
                 "trust='counter' needs a buffer that counts the rows it was given; this one only knows its place. "
                 "Use trust='digest', or count rows."
             )
-        columns = self.columns()
-        if not columns:
-            raise InvalidInputError("a ring without columns: there is nothing to store")
+        self._describe()
         if (keep_rows or keep_steps) and buffer.mutable() and not hasattr(buffer, "rearrange"):
             raise InvalidInputError(
                 "keep_rows and keep_steps leave rows out, and this buffer keeps something by slot beside its rows "
@@ -169,8 +178,17 @@ class Ring:
             )
         if episode_end is not None and self._ends() is None:
             raise InvalidInputError(f"episode_end={episode_end!r}: no column, and no key of a mutable mapping")
-        self._kinds = {name: column.kind for name, column in columns.items()}
+
+    def _describe(self) -> None:
+        columns = self.columns()
+        if not columns:
+            raise InvalidInputError("a ring without columns: there is nothing to store")
+        self._forms = self._forms_now()
         self.row_size = max(1, sum(column.row_size for column in columns.values()))
+
+    def _forms_now(self) -> dict[str, Any]:
+        """What would show that columns are not those of before: cheaper than describing them."""
+        return {name: _form_of(column) for name, column in self.buffer.columns().items()}
 
     def columns(self) -> dict[str, Column]:
         """What the buffer's columns are: kind, dtype, shape and bytes of a row."""
@@ -228,10 +246,13 @@ class Ring:
         Raises:
             UnsupportedStateError: a part of the mutable state cannot be stored.
         """
+        if self._forms_now() != self._forms:
+            self._describe()  # a column came, went, or is another one now
         position = self.numbered_position()
         assert position.total is not None
         last = self._last
         is_known = last is not None and (last.is_pending or (stored is not None and last.address == stored.address))
+        is_known = is_known and last is not None and last.forms == self._forms
         known = list(last.segments if last is not None and is_known else stored.segments() if stored else ())
         if last is not None and is_known and position.total < last.stop:
             known, is_known = [], False  # cleared: other rows have these numbers now
@@ -242,6 +263,8 @@ class Ring:
         is_whole = not is_known or self.trust == "digest" or not self._do_samples_agree(position, first)
         take = self._described(position, first, known, step, None if is_whole else last)
         take.captured = self._capture(name, take, previous)
+        if take.given and not self._is_counted:
+            take.edges = self.edges(position, (take.given[0].rows.start, take.given[-1].rows.stop - 1))
         self._sample(take)
         self._last = take
         return take
@@ -276,7 +299,7 @@ class Ring:
         segments = rows if relies_on is None else [*(g.rows for g in before), *known, *(g.rows for g in after)]
         segments = [each if each.step is not None else each._replace(step=step) for each in segments]
         given = [*before, *between, *after]
-        return Take(self, position, first, given, segments, relies_on, (max(start, first), stop))
+        return Take(self, position, first, given, segments, relies_on, self._forms, (max(start, first), stop))
 
     def _capture(self, name: str, take: Take, previous: Mapping[str, Captured]) -> dict[str, Captured]:
         """The ring's own tree under `name`, and each segment under a name that no component can have."""
@@ -294,7 +317,7 @@ class Ring:
         for number, given in enumerate(take.given):
             key = f"{name}/{number}"
             rows = self._slots(position.slot(given.rows.start), given.rows.row_count)
-            found[key] = _Rows(capture(key, rows, previous=previous.get(key)), take)
+            found[key] = _Rows(capture(key, rows, previous=previous.get(key)), None if number else take)
         return found
 
     def _slots(self, slot: int, row_count: int) -> dict[str, Any]:
@@ -306,19 +329,27 @@ class Ring:
         last = self._last
         if last is not None and last.segments:
             last.segments.pop()
-            self._samples = {row: each for row, each in self._samples.items() if row < last.stop - 1}
+            self.forget_samples(last.stop - 1)
 
     # --- tripwire ---
 
+    def forget_samples(self, stop: int) -> None:
+        """Know rows below `stop` alone."""
+        self._samples = {row: each for row, each in self._samples.items() if row < stop}
+
     def _digest(self, position: Position, row: int) -> bytes:
         parts = []
-        for name, rows in self._slots(position.slot(row), 1).items():
-            plain = direct_memory(rows, self._kinds[name])
+        for rows in self._slots(position.slot(row), 1).values():
+            plain = direct_memory(rows, "torch" if _is_of(rows, "torch") else "numpy")
             if plain is None:  # elsewhere than on the CPU, strided, or read when asked
-                blocks = capture(name, [rows]).blocks
+                blocks = capture("row", [rows]).blocks
                 plain = memoryview(b"".join(blocks.view(at, 0, size) for at, (size, _) in enumerate(blocks)))
             parts.append(plain)
         return check16(b"".join(parts))
+
+    def edges(self, position: Position, rows: Iterable[int]) -> dict[int, bytes]:
+        """Digests of some rows, where they lay at `position`."""
+        return {row: self._digest(position, row) for row in rows}
 
     def _sample(self, take: Take) -> None:
         """Remember digests of a few rows of each segment that was given."""
@@ -338,9 +369,11 @@ class Ring:
             self._samples[row] = self._digest(position, row)
             if self._samples[row] == expected:
                 continue
+            self.forget()  # whatever comes of this take, a warning that is raised among it
             now = self.numbered_position(is_take=False)
             assert now.total is not None
-            if row > now.total - now.capacity:  # else a writer overwrites it just now
+            is_held = row > now.total - now.capacity  # else a writer overwrites it just now
+            if is_held and now.slot(row) == position.slot(row):
                 warnings.warn(
                     f"row {row} of a ring was changed in place, although trust='counter' says that old rows are not. "
                     "Every row is read for this commit. Leave the column that changes to `mutable`, or use "
@@ -353,6 +386,10 @@ class Ring:
 
     # --- restore ---
 
+    def forget(self) -> None:
+        """Believe nothing of the rows that are there: the next take reads all of them."""
+        self._last, self._samples = None, {}
+
     def stand_at(self, position: Position, stored_total: int, segments: Sequence[Range], address: bytes) -> None:
         """Tell the buffer where it stands now that its rows are in their slots, and remember what they are.
 
@@ -362,14 +399,20 @@ class Ring:
             segments: of the stored ring.
             address: of its manifest.
         """
-        assert position.total is not None
         self.buffer.place(position)
-        self._offset = stored_total - position.total
-        numbered = position._replace(total=stored_total)
+        found = check_position(self.buffer.position())
+        if (found.capacity, found.held) != (position.capacity, position.held):
+            raise InvalidInputError(
+                f"a ring that was given {position.held} rows holds {found.held} of {found.capacity} now: what takes "
+                "rows (place, append, load) must replace those that were there.",
+                position=found,
+            )
+        self._offset = stored_total - (position if found.total is None else found).total  # type: ignore[operator]
+        numbered = found._replace(total=stored_total)
         first = stored_total - position.held
         self._derived = numbered
         kept = [each for each in segments if each.stop > first]
-        self._last = Take(self, numbered, first, [], kept, None, address=address)
+        self._last = Take(self, numbered, first, [], kept, None, self._forms_now(), address=address)
         self._samples = {}
         if self.trust == "counter":
             rows = {max(each.start, first) for each in kept[-_SAMPLES_MAX:]}
@@ -444,6 +487,7 @@ class Restoring:
     def start_cold(self, stored_total: int, address: bytes) -> None:
         """Empty the buffer; rows that come are numbered after those that are stored."""
         ring = self.ring
+        ring.forget()
         append = getattr(ring.buffer, "append", None)
         if append is not None:
             append(None)
@@ -462,12 +506,15 @@ class Restoring:
 
 
 class _Rows(Captured):
-    """A captured segment: what moves it is a writer that overwrites its rows, not one that appends others."""
+    """A captured segment: what moves it is a writer that overwrites its rows, not one that appends others.
 
-    def __init__(self, captured: Captured, take: Take) -> None:
+    The first one of a take speaks for all of them, and has the take.
+    """
+
+    def __init__(self, captured: Captured, take: Take | None) -> None:
         parts = (captured.structure, captured.structure_bytes, captured.scalars, captured.blocks, captured.kept)
         super().__init__(captured.component, *parts, captured.plan)
-        self._take: Take | None = take
+        self._take = take
 
     def release(self) -> None:
         super().release()
@@ -494,8 +541,18 @@ def _rows_of(column: Any, start: int, stop: int) -> Any:
     return LazyArray(dtype, shape, read)
 
 
+def _is_of(column: Any, library: str) -> bool:
+    return type(column).__module__.partition(".")[0] == library
+
+
 def _is_array_or_tensor(column: Any) -> bool:
-    return type(column).__module__.partition(".")[0] in ("numpy", "torch")
+    return _is_of(column, "numpy") or _is_of(column, "torch")
+
+
+def _form_of(column: Any) -> tuple[Any, ...]:
+    """Type, dtype, shape of a row and strides of a column."""
+    strides = column.stride() if _is_of(column, "torch") else getattr(column, "strides", None)
+    return type(column), getattr(column, "dtype", None), tuple(getattr(column, "shape", ()))[1:], strides
 
 
 def _described_column(name: str, column: Any) -> Column:

@@ -14,7 +14,7 @@ from casckpt.errors import InvalidInputError, NotFoundError
 from casckpt.format.structure import VERSION, Leaf, Structure
 from casckpt.format.structure import Mapping as MappingNode
 from casckpt.limits import SEGMENT_SIZE_MAX
-from casckpt.replay.contract import Column, RowSource, Wanted
+from casckpt.replay.contract import Buffer, Column, RowSource, Wanted
 from casckpt.replay.mapped import MappedRows
 from casckpt.state.build import LeafMemory
 
@@ -105,7 +105,7 @@ class RingView:
 
     def last(self, row_count: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
         """The newest rows; all of them where there are fewer than `row_count`."""
-        return self.rows(max(self._first, self.total - row_count), self.total, columns)
+        return self.rows(max(self._first, self.total - whole(row_count)), self.total, columns)
 
     def column(self, name: str) -> Any:
         """All rows of one column. Memory: that column."""
@@ -191,7 +191,7 @@ class RingView:
         for name, value in (("rows", rows), ("max_age_s", max_age_s)):
             if value is not None and not value >= 0:
                 raise InvalidInputError(f"{name}={value}: expected at least 0, or None for everything")
-        first = self._first
+        first, since_step = self._first, None if since_step is None else whole(since_step)
         if rows is not None:
             first = max(first, self.total - whole(rows))
         if max_age_s is not None:
@@ -201,14 +201,20 @@ class RingView:
             first = max([first, *old])
         return RingView(self._source, self.mutable, first)
 
-    def copy_into(self, ring: Ring) -> int:
+    def copy_into(self, target: Ring | Buffer) -> int:
         """Put the rows into a live ring's slots, as a restore does; returns how many. Its mutable part is not touched.
 
+        Args:
+            target: a `Ring`, or the adapter of a buffer.
+
         Raises:
+            InvalidInputError: neither.
             MismatchError: columns differ, or the capacity, unless the ring takes the newest rows that fit.
         """
         from casckpt.replay.placing import Placing
+        from casckpt.replay.ring import Ring
 
+        ring = target if isinstance(target, Ring) else Ring(target)
         placing = Placing(ring, self._source, self._first)
         placing.check()
         placing.fill()
@@ -314,7 +320,7 @@ def allocate(columns: Sequence[tuple[str, Column]], row_count: int) -> tuple[dic
 
 
 def whole(number: Any) -> int:
-    """A number of rows, of whatever integer type.
+    """A number of rows or steps, of whatever integer type.
 
     Raises:
         InvalidInputError: it is no integer.
@@ -322,7 +328,7 @@ def whole(number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise InvalidInputError(f"{number!r} is no row number: expected an integer") from None
+        raise InvalidInputError(f"{number!r} is no number of rows or steps: expected an integer") from None
 
 
 def piece_row_count(columns: Mapping[str, Column]) -> int:

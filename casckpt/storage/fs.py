@@ -194,30 +194,35 @@ class FileMap:
     """A range of a file as memory. Private: what is written into it stays there. It holds a descriptor of its own, so
     that it outlives the file's name.
 
-    A page that the file has no longer ends the process when it is touched. That happens when a file is cut short in
-    place, which nothing of casckpt does; `check` finds it before.
+    A page that the file has no longer ends the process when it is touched, and one that was written to in the file may
+    be another one here. That happens when a file is cut short or written to in place, which nothing of casckpt does;
+    `check` finds it before.
 
     Attributes:
         memory: the range, writable.
     """
 
-    def __init__(self, path: str, mapped: mmap.mmap, start: int, stop: int) -> None:
+    def __init__(self, path: str, mapped: mmap.mmap, start: int, stop: int, known: os.stat_result) -> None:
         self.path = path
-        self._mapped, self._stop = mapped, stop
+        self._mapped, self._stop, self._known = mapped, stop, known
         self.memory = memoryview(mapped)[start:]
 
     def check(self) -> None:
         """Find out whether the memory may be touched.
 
         Raises:
-            StorageError: the file is shorter than it was.
+            StorageError: the file is shorter than it was, or was written to since.
         """
         with _typed("stat", self.path):
             size = self._mapped.size()
-        if size < self._stop:
+            changed = "" if size >= self._stop else f"{size} bytes, mapped up to {self._stop}: it was cut short since"
+            with contextlib.suppress(FileNotFoundError):  # without a name, there is none under which it is written to
+                now, known = os.stat(self.path), self._known
+                if os.path.samestat(now, known) and now.st_mtime_ns != known.st_mtime_ns:
+                    changed = changed or "it was written to since it was mapped"
+        if changed:
             raise StorageError(
-                f"{self.path}: {size} bytes, mapped up to {self._stop}: it was cut short since, and must not be "
-                "touched there. Run `casckpt verify`.",
+                f"{self.path}: {changed}, and must not be touched there. Run `casckpt verify`.",
                 path=self.path,
                 errno=errno.EIO,
             )
@@ -303,10 +308,11 @@ class LocalFile:
             return None  # closed: -1 would map fresh zeros
         first = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
+            known = os.fstat(self._descriptor)
             mapped = mmap.mmap(self._descriptor, offset + size - first, access=mmap.ACCESS_COPY, offset=first)
         except (OSError, ValueError):
             return None
-        return FileMap(self.path, mapped, offset - first, offset + size)
+        return FileMap(self.path, mapped, offset - first, offset + size, known)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

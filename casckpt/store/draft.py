@@ -112,10 +112,15 @@ class Drafter:
             if isinstance(value, Ring):
                 continue
             captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
-        for name, value in state.items():  # last: a take that nobody commits makes the next one read everything
-            if isinstance(value, Ring):
-                takes[name] = value.take(name, number, self._stored_ring(name), self._captured)
-                captured.update(takes[name].captured)
+        try:
+            for name, value in state.items():
+                if isinstance(value, Ring):
+                    takes[name] = value.take(name, number, self._stored_ring(name), self._captured)
+                    captured.update(takes[name].captured)
+        except BaseException:
+            for take in takes.values():
+                take.settle(None)  # nobody commits it: what is stored of its ring is what was before
+            raise
         others = [name for name in self._captured if not is_segment(name)] if inherits_rest else inherit
         kept = {name: self._captured[name] for name in others if name in self._captured and name not in drop}
         self._captured = {**kept, **captured}

@@ -57,8 +57,8 @@ class RingTarget(Target):
 
     def fill(self) -> None:
         """Put every row into its slot."""
-        self._placing.fill()
         self.leaf_paths_touched += [f"{self.component}/columns/{name}" for name in self._wanted.ring.columns()]
+        self._placing.fill()
 
     def finish(self, scalars: bytes | memoryview, allow_pickle: bool = False) -> None:
         super().finish(scalars, allow_pickle)

@@ -141,36 +141,81 @@ def test_file_that_is_not_there_any_more_is_an_error_when_it_is_to_be_mapped(sto
             next(pieces)
 
 
-SHRINK = """
-import os, sys
+GONE = """
+import os, shutil, sys
 from pathlib import Path
 import casckpt
-path = Path(sys.argv[1])
-packs = sorted(path.glob("packs/*/*"))
+
+def replace(pack, data):
+    twin = pack.with_name("twin")
+    twin.write_bytes(data)
+    os.replace(twin, pack)
+
+def overwrite(pack, data):
+    with open(pack, "r+b") as file:
+        file.write(data)
+
+CHANGES = {
+    "unlinked": os.unlink,
+    "moved": lambda pack: os.rename(pack, pack.with_name("away")),
+    "replaced by a shorter one": lambda pack: replace(pack, b"x"),
+    "replaced by another one": lambda pack: replace(pack, bytes(pack.stat().st_size)),
+    "cut short": lambda pack: os.truncate(pack, 4096),
+    "emptied": lambda pack: os.truncate(pack, 0),
+    "copied over": lambda pack: pack.write_bytes(bytes(pack.stat().st_size)),
+    "copied over by a shorter one": lambda pack: pack.write_bytes(b"x"),
+    "written to": lambda pack: overwrite(pack, bytes(pack.stat().st_size)),
+}
+path, what, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+
+def change():
+    for pack in sorted(path.glob("packs/*/*")):
+        CHANGES[what](pack)
+
+def rows_of(pieces):
+    told = []
+    for rows in pieces:
+        assert rows.mapped == {"obs"}
+        try:
+            told.append(str(int(rows.column("obs").sum(dtype=int))))
+        except casckpt.CorruptionError as error:
+            told.append("told")
+            assert "cut short" in str(error) or "written to since" in str(error), error
+    return told
+
 with casckpt.open(path, read_only=True) as store:
     view = store.restore()["replay"]
-    pieces = list(view.mapped(["obs"]))
-    assert all(rows.mapped for rows in pieces)
-    for pack in packs:
-        os.truncate(pack, 4096)
-    for rows in pieces:
-        try:
-            rows.column("obs")
-        except casckpt.CorruptionError as error:
-            assert "cut short" in str(error), error
-            print("told")
+    if when == "before":
+        change()
     try:
-        next(view.mapped())
-    except casckpt.CorruptionError as error:
+        pieces = list(view.mapped(["obs"]))
+    except (casckpt.CorruptionError, casckpt.IncompleteError):
         print("refused")
+    else:
+        if when == "after":
+            change()
+        print(*rows_of(pieces))
 """
+# What is mapped is not touched, or is.
+ITS_OWN = ("unlinked", "moved", "replaced by a shorter one", "replaced by another one")
+IN_PLACE = ("cut short", "emptied", "copied over", "copied over by a shorter one", "written to")
 
 
 @pytest.mark.full
-def test_file_that_is_cut_short_under_a_map_is_an_error_and_not_the_end_of_the_process(store_path: Path) -> None:
-    stored(store_path)
-    run = subprocess.run([sys.executable, "-c", SHRINK, store_path], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout.split()) == (0, ["told"] * 3 + ["refused"]), run.stderr
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", [*ITS_OWN, *IN_PLACE])
+def test_file_that_goes_away_is_rows_or_an_error_and_not_the_end_of_the_process(
+    store_path: Path, what: str, when: str
+) -> None:
+    live = stored(store_path)
+    command = [sys.executable, "-c", GONE, store_path, what, when]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    sums = [str(int(live.expected(*each)["obs"].sum(dtype=int))) for each in ((20, 70), (70, 100), (100, 120))]
+    if when == "after":
+        assert run.stdout.split() == (sums if what in ITS_OWN else ["told"] * 3)
+    else:  # a handle may hold a descriptor of what it read before
+        assert run.stdout.split() in (["refused"], sums) if what in ITS_OWN else run.stdout.split() == ["refused"]
 
 
 def test_damage_is_found_before_a_map_is_handed_out(store_path: Path) -> None:
