@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from casckpt_gc import Compaction
 
 import casckpt
 from casckpt.storage.fs import LocalFileSystem
@@ -17,8 +18,10 @@ from casckpt.storage.process import System
 from casckpt.testing import killing
 from casckpt.testing.recording import CrashState, RecordingFileSystem, after_power_cut, crash_states
 from casckpt.testing.wrapping import Operation
-from tests.gc.sealing import check_after, make, seal, short_epochs
+from tests.gc.collecting import collect
+from tests.gc.sealing import RETENTION, check_after, make, seal, short_epochs
 from tests.gc.test_sweeps import MODES, Killed, KillingFileSystem
+from tests.unit.stores import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
@@ -114,7 +117,8 @@ def test_every_power_cut_in_a_sealing_loses_nothing(states: list[CrashState], tm
 
 
 def seal_twice(root: Path, n: int) -> tuple[bool, CrashState]:
-    """A sealing is killed at operation n, another one finishes; then the power goes, and what was not synced with it.
+    """A sealing is killed at operation n, a collection that seals nothing by itself finishes it; then the power goes,
+    and what was not synced with it.
 
     Returns whether n was reached, and what is left.
     """
@@ -124,7 +128,8 @@ def seal_twice(root: Path, n: int) -> tuple[bool, CrashState]:
     with contextlib.suppress(Killed):
         seal(root / "store", System(file_system=dying))
     shutil.rmtree(root / "store" / "index")
-    seal(root / "store", System(file_system=disk))
+    with open_store(root / "store", create=False, system=System(file_system=disk)) as store:
+        collect(store, RETENTION, compaction=Compaction(epoch_count_max=0))
     return dying.was_hit, after_power_cut(disk.log)
 
 
