@@ -76,7 +76,7 @@ def encode_best(
             return found
     alone = None
     if not bases or memory.is_trial_due():
-        alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
+        alone = _alone(plain, itemsize, memory, limits)
         memory.learn_alone(alone, len(plain))
     rejected, has_failed = None, False
     for number, base in enumerate(bases):
@@ -99,8 +99,17 @@ def encode_best(
             return Best(form, number)
     if not has_failed and memory.difference_share <= limits.level.root_gain:
         return Best(raw.encode(plain, rejected=rejected))
-    alone = alone or choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
+    alone = alone or _alone(plain, itemsize, memory, limits)
     return Best(replace(alone, rejected=alone.rejected or rejected))
+
+
+def _alone(plain: memoryview, itemsize: int, memory: Memory, limits: Limits) -> Encoded:
+    """The chunk without a base; raw, until the next trial, where that costs more than all chunks could."""
+    alone = choose.encode(plain, itemsize, memory.standalone, gain_min=limits.gain_min)
+    if decode_cost(alone, len(plain)) <= limits.alone_max:
+        return alone
+    memory.standalone.learn(choose.Plan(itemsize))
+    return raw.encode(plain)
 
 
 def _as_frames(plain: memoryview, frames: Frames, memory: Memory, bases: Sequence[Base], limits: Limits) -> Best | None:

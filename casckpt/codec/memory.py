@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
-from casckpt.codec.level import COST_UNIT, PREDICTED_PRICE, Level, decode_cost
+from casckpt.codec.level import COST_MAX, COST_UNIT, PREDICTED_PRICE, Level, decode_cost
 
 FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
 CERTAIN = 0.5  # share of the next best form under which a prediction is the one: others are not tried any more
@@ -26,6 +26,7 @@ class Memory:
         cost: decoding cost of the last record, its bases included.
         prediction: the candidate that held last, if it held so well that it is the right one.
         wants_bases: whether a form with bases was the choice, or would have been if it cost less.
+        has_moved: whether it was encoded since whoever shares out the costs of a commit last looked.
         difference_cost: decoding cost that a difference likely adds; 0 when that is not known.
     """
 
@@ -35,6 +36,7 @@ class Memory:
     frames: Hint = field(default_factory=Hint)
     cost: int = 0
     wants_bases: bool = False
+    has_moved: bool = False
     _alone_share: float = 1.0  # size without a base, as a share of the chunk
     _difference_share: float | None = None  # None: not known, 1.0: does not pay
     _failures: int = 0  # differences in a row that did not pay
@@ -111,6 +113,7 @@ class Memory:
         """Remember what the last record costs, for the budget of the next commit."""
         self.cost = cost
         self.wants_bases = has_bases or self.difference_share < 1.0
+        self.has_moved = True
 
     def ceiling(self, plain_size: int, limit: float = 1.0) -> int:
         """Bytes that a form with bases must stay under; `limit` is a share of the chunk."""
@@ -143,12 +146,14 @@ class Limits(NamedTuple):
         cost_max: decoding cost in eighths.
         is_operand: whether others are predicted from it.
         price: share of the chunk that a base has to save for each unit of cost.
+        alone_max: decoding cost in eighths of a form without a base: what all chunks of the state could have.
     """
 
     level: Level
     cost_max: int
     is_operand: bool = False
     price: float = 0.0
+    alone_max: int = COST_MAX
 
     @property
     def gain_min(self) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from casckpt.codec.contract import PREDICTION, Encoded
 from casckpt.codec.level import COST_MAX, COST_UNIT, DEPTH_MAX, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
-from casckpt.codec.models import NEAR, Model
+from casckpt.codec.models import NEAR, ROUNDING, Model
 from casckpt.digest import digest
 from casckpt.errors import ConcurrentMutationError
 from casckpt.format.record import CODEC_RAW
@@ -332,8 +332,7 @@ class _Batch:
                 standings.append(standing)
                 chunks.append(view)
             operands.append(Operand(tuple(chunks), ref.itemsize, ref.skip))
-        extra = standings if prediction.models[0].kind == NEAR else self._extra(at, number, bases)
-        depth, cost = inherit(standings, extra, prediction.cost)
+        depth, cost = inherit(standings, self._extra(at, number, standings, bases), prediction.cost)
         if cost > task.limits.cost_max or depth > DEPTH_MAX:
             return None
         return _Inputs(operands, tuple(standing.object_id for standing in standings), depth, min(cost, COST_MAX))
@@ -357,17 +356,22 @@ class _Batch:
         outcome = Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost)
         return outcome._replace(is_tied=is_tied, own_cost=own_cost)
 
-    def _extra(self, at: int, number: int, bases: Bases) -> list[Standing]:
-        """What a restore of the snapshot decodes only because this chunk is predicted.
+    def _extra(self, at: int, number: int, standings: list[Standing], bases: Bases) -> list[Standing]:
+        """What a restore of the snapshot decodes only because this chunk is predicted from these operands.
 
         Its own content in the parent, and other operands there, unless what they became is built on them anyway. And
-        when its own was predicted too, what that was predicted from, if no operand of today leads there.
+        when its own was predicted too, what that was predicted from, if no operand of today leads there. A copy needs
+        nothing of its past: one that is rounded at every commit, nothing at all, as the original is decoded anyway;
+        any other may stay when the original moves on.
         """
         operands = self._tasks[at].operands(number)
+        own = self._standing_before(at, bases)
+        if (at, True) not in operands:
+            kind = self._tasks[at].predictions[number].models[0].kind
+            return [] if kind == ROUNDING and own is not None and own.codec == PREDICTION else standings
         before = {each for each, is_before in operands if is_before}
         now = {each for each, is_before in operands if not is_before and each in self._new}
         extra = {at} | (before - self._continued - {at})
-        own = self._standing_before(at, bases)
         if now and own is not None and own.codec == PREDICTION and not now & self._continued:
             extra |= now
         found = (self._standing_before(each, bases) for each in extra)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from casckpt.codec.models import (
     ADAM_WEIGHT,
@@ -69,54 +69,69 @@ class Values:
         return float(value) if is_number else default
 
 
-def adam_models(
-    group: dict[str, Number], values: Values, rates: list[float], step: float | None
-) -> dict[int, tuple[Model, ...]]:
-    """Models of Adam and its kin by kind; that of the weight where the step is known, at each of the learning rates."""
+class Moving(NamedTuple):
+    """The hyper-parameters of a group that schedulers move: rates, and with them often the share of the old moment."""
+
+    lr: float | None
+    betas: Any
+    momentum: float | None
+
+
+def moving_of(group: dict[str, Number], values: Values) -> Moving:
+    """Those of a group as they are now."""
     betas = values.get(group.get("betas"))
-    if not isinstance(betas, (list, tuple)) or len(betas) != 2 or not all(type(beta) is float for beta in betas):
+    is_pair = isinstance(betas, (list, tuple)) and len(betas) == 2 and all(type(beta) is float for beta in betas)
+    momentum = values.number(group.get("momentum"))
+    return Moving(values.number(group.get("lr")), tuple(betas) if is_pair else None, momentum)
+
+
+def adam_models(
+    group: dict[str, Number], values: Values, moving: Moving, step: float | None
+) -> dict[int, tuple[Model, ...]]:
+    """Models of Adam and its kin by kind; that of the weight where the step is known."""
+    if moving.betas is None:
         return {}
-    beta1, beta2 = betas
+    beta1, beta2 = moving.betas
     found: dict[int, tuple[Model, ...]] = {
         FIRST_MOMENT: (Model(FIRST_MOMENT, (beta1, 1 - beta1)),),
         SECOND_MOMENT: (Model(SECOND_MOMENT, (1 - beta1, beta2, 1 - beta2)),),
     }
-    eps = values.number(group.get("eps"))
-    if eps is None or step is None or step < 1 or not all(0 <= beta < 1 for beta in betas):
+    eps, rate = values.number(group.get("eps")), moving.lr
+    if rate is None or eps is None or step is None or step < 1 or not all(0 <= beta < 1 for beta in moving.betas):
         return found
     decay = values.number(group.get("weight_decay"), 0.0) or 0.0
     bias1, bias2 = 1 - beta1**step, 1 - beta2**step
     is_decoupled = values.get(group.get("decoupled_weight_decay"))  # older releases of torch do not say
     kept = {True: (decay,), False: (0.0,)}.get(is_decoupled, (decay, 0.0))
-    constants = [(1 - rate * each, -rate / bias1, bias2**0.5, eps) for rate in rates for each in dict.fromkeys(kept)]
+    constants = [(1 - rate * each, -rate / bias1, bias2**0.5, eps) for each in dict.fromkeys(kept)]
     found[ADAM_WEIGHT] = tuple(Model(ADAM_WEIGHT, each) for each in constants)
     return found
 
 
-def sgd_models(group: dict[str, Number], values: Values, rates: list[float]) -> dict[int, tuple[Model, ...]]:
-    """Models of SGD with momentum by kind, at each of the learning rates."""
-    momentum = values.number(group.get("momentum"))
+def sgd_models(group: dict[str, Number], values: Values, moving: Moving) -> dict[int, tuple[Model, ...]]:
+    """Models of SGD with momentum by kind."""
+    momentum, rate = moving.momentum, moving.lr
     if momentum is None:
         return {}
     dampening = values.number(group.get("dampening"), 0.0) or 0.0
     found: dict[int, tuple[Model, ...]] = {FIRST_MOMENT: (Model(FIRST_MOMENT, (momentum, 1 - dampening)),)}
-    if values.get(group.get("nesterov")) is True:
-        found[NESTEROV_WEIGHT] = tuple(Model(NESTEROV_WEIGHT, (-rate, momentum)) for rate in rates)
-    else:
-        found[MOMENTUM_WEIGHT] = tuple(Model(MOMENTUM_WEIGHT, (-rate,)) for rate in rates)
+    if rate is not None and values.get(group.get("nesterov")) is True:
+        found[NESTEROV_WEIGHT] = (Model(NESTEROV_WEIGHT, (-rate, momentum)),)
+    elif rate is not None:
+        found[MOMENTUM_WEIGHT] = (Model(MOMENTUM_WEIGHT, (-rate,)),)
     return found
 
 
-def rmsprop_models(group: dict[str, Number], values: Values, rates: list[float]) -> dict[int, tuple[Model, ...]]:
-    """Models of RMSprop by kind, at each of the learning rates; none of a group that has no alpha.
+def rmsprop_models(group: dict[str, Number], values: Values, moving: Moving) -> dict[int, tuple[Model, ...]]:
+    """Models of RMSprop by kind; none of a group that has no alpha.
 
     What it steps is the buffer where it has momentum, else the weight. Decay is in the gradient, whatever it is.
     """
-    alpha, eps = values.number(group.get("alpha")), values.number(group.get("eps"))
+    alpha, eps, rate = values.number(group.get("alpha")), values.number(group.get("eps")), moving.lr
     if alpha is None or eps is None:
         return {}
-    momentum = values.number(group.get("momentum"), 0.0) or 0.0
-    steps = [(momentum, 1.0)] if momentum else [(1.0, -rate) for rate in rates]
+    momentum = moving.momentum or 0.0
+    steps = [(momentum, 1.0)] if momentum else [(1.0, -rate)] if rate is not None else []
     found: dict[int, tuple[Model, ...]] = {}
     if values.get(group.get("centered")) is True:
         found[FIRST_MOMENT] = (Model(FIRST_MOMENT, (alpha, 1 - alpha)),)
@@ -124,6 +139,6 @@ def rmsprop_models(group: dict[str, Number], values: Values, rates: list[float])
         found[CENTERED_STEP] = tuple(Model(CENTERED_STEP, (1 - alpha, eps, *step)) for step in steps)
     else:
         found[SQUARES] = tuple(Model(SQUARES, (alpha, 1 - alpha, eps, *step)) for step in steps)
-    if momentum:
-        found[MOMENTUM_WEIGHT] = tuple(Model(MOMENTUM_WEIGHT, (-rate,)) for rate in rates)
+    if momentum and rate is not None:
+        found[MOMENTUM_WEIGHT] = (Model(MOMENTUM_WEIGHT, (-rate,)),)
     return found

@@ -43,7 +43,7 @@ from casckpt.format.dtypes import itemsize_of
 from casckpt.format.scalars import decode_scalars
 from casckpt.format.structure import Leaf, Structure
 from casckpt.limits import SMALL_BLOCK_LIMIT
-from casckpt.state.hyperparameters import Described, Values, adam_models, rmsprop_models, sgd_models
+from casckpt.state.hyperparameters import Described, Moving, Values, adam_models, moving_of, rmsprop_models, sgd_models
 from casckpt.state.optimizer_trees import OptimizerTree, Slot, find_optimizers, params_of
 
 CANDIDATE_COUNT_MAX = 4  # of one leaf in one optimizer; each costs a trial
@@ -107,9 +107,9 @@ class _Survey(NamedTuple):
 class Relations:
     """The relations of one commit, and what the next one needs of it."""
 
-    def __init__(self, survey: _Survey, numbers: dict[Any, float]) -> None:
+    def __init__(self, survey: _Survey, numbers: dict[Any, Any]) -> None:
         self._survey = survey
-        self._numbers = numbers  # steps by SlotKey, rates by ("lr", optimizer, group)
+        self._numbers = numbers  # steps by SlotKey, what moves by ("moving", optimizer, group)
         self._found: dict[Place, list[Relation]] = defaultdict(list)
         self.sketches: dict[Place, Any] = {}  # of leaves that may be near others (`state.near`)
 
@@ -380,7 +380,7 @@ class _Step:
     """One optimizer in one commit: what its numbers are now and were before, and models that parameters share."""
 
     def __init__(
-        self, found: Relations, number: int, optimizer: OptimizerTree, values: Values, known: dict[Any, float]
+        self, found: Relations, number: int, optimizer: OptimizerTree, values: Values, known: dict[Any, Any]
     ) -> None:
         self.found = found
         self.number = number
@@ -394,19 +394,20 @@ class _Step:
         key = slot.group, step
         if key not in self._models:
             group = self.optimizer.groups[slot.group]
-            rates = self._rates(slot.group)
-            by_momentum = rmsprop_models(group, self.values, rates) or sgd_models(group, self.values, rates)
-            self._models[key] = adam_models(group, self.values, rates, step) | by_momentum
+            found: dict[int, dict[Model, None]] = defaultdict(dict)
+            for moving in self._moving(slot.group):
+                by_momentum = rmsprop_models(group, self.values, moving) or sgd_models(group, self.values, moving)
+                for kind, models in (adam_models(group, self.values, moving, step) | by_momentum).items():
+                    found[kind].update(dict.fromkeys(models))
+            self._models[key] = {kind: tuple(models) for kind, models in found.items()}
         return self._models[key]
 
-    def _rates(self, group: int) -> list[float]:
-        """The learning rate now and at the parent's commit: a scheduler moves it before a commit or after."""
-        now = self.values.number(self.optimizer.groups[group].get("lr"))
-        key = ("lr", self.number, group)
-        rates = [rate for rate in (self.known.get(key), now) if rate is not None]
-        if now is not None:
-            self.found._numbers[key] = now
-        return list(dict.fromkeys(rates))
+    def _moving(self, group: int) -> list[Moving]:
+        """What schedulers move, now and at the parent's commit: they do so before a commit or after."""
+        now = moving_of(self.optimizer.groups[group], self.values)
+        key = ("moving", self.number, group)
+        self.found._numbers[key] = now
+        return list(dict.fromkeys((self.known.get(key, now), now)))
 
     def is_next(self, index: int, step: float | None) -> bool:
         """Whether a parameter is one step further than at the parent's commit, as far as its steps are known."""

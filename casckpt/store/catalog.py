@@ -41,6 +41,7 @@ from casckpt.index.tables import (
     GenerationRow,
     NoteRow,
     Pending,
+    Place,
     SnapRow,
     ThinRow,
     decode_snap,
@@ -393,6 +394,10 @@ class Catalog:
     def chunk(self, object_id: ObjectId) -> bytes:
         """Plain bytes of one object, verified."""
         return self._keeper.reader.read(object_id)
+
+    def places(self, ids: Sequence[ObjectId]) -> list[Place | None]:
+        """The preferred record of each object; None where the index knows none."""
+        return [found[0] if found else None for found in self._keeper.reader.locate(ids)]
 
     def chunk_ids(self, manifest: Manifest) -> list[ObjectId]:
         """All chunk ids of a component, in payload order."""

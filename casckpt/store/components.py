@@ -326,8 +326,16 @@ class Components:
         for name, each in captured.items():
             shape = self._shape(name, each)
             size = self._chunk_size_of(name, each)
-            plans[name] = _Plan(each, known[name], shape.layout, shape.chunks, ids[name], size)
+            plans[name] = plan = _Plan(each, known[name], shape.layout, shape.chunks, ids[name], size)
+            if plan.known is not None and plan.is_alike and not plan.known.structure_bytes and not is_segment(name):
+                self._learn_costs(plan.known.ids, plan.chunks)
         return plans
+
+    def _learn_costs(self, ids: Sequence[ObjectId], chunks: Sequence[_Chunk]) -> None:
+        """What chunks cost that this handle did not store itself, as after a resume."""
+        for chunk, place in zip(chunks, self._catalog.places(ids), strict=True):
+            if place is not None:
+                chunk.memory.learn_cost(place.cost, has_bases=bool(place.bases))
 
     def _forget_segments(self) -> None:
         """Let go of what belongs to segments: each commit has others."""
@@ -478,33 +486,42 @@ def _known_segment(node: Node, segment: Segment) -> Known:
 
 
 def _limits(parts: Iterable[tuple[Level, list[_Chunk]]]) -> dict[Level, Limits]:
-    """For each level what a chunk may cost to decode, so that a restore of all keeps the level's mean; and the price.
-
-    What chunks that want no base cost anyway is taken from the whole; the others share the rest. A small state may cost
-    more, at a lower price: its restore is mostly that of opening the store.
-    """
-    sizes: dict[Level, int] = {}
-    spent: dict[Level, int] = {}
-    wanting: dict[Level, int] = {}
+    """For each level what a chunk may cost to decode; told from what each leaf did in the commits before."""
+    chunks_of: dict[Level, list[_Chunk]] = {}
     for level, chunks in parts:
-        size = wants = costs = 0
+        chunks_of.setdefault(level, []).extend(chunks)
+    return {level: _limit(level, chunks) for level, chunks in chunks_of.items()}
+
+
+def _limit(level: Level, chunks: list[_Chunk]) -> Limits:
+    """What a chunk may cost to decode, so that a restore of all keeps the level's mean; and the price.
+
+    What chunks that want no base cost anyway is taken from the whole, and the others share the rest. Some of these may
+    stand still (frozen, or trained in turns) with chains that nobody shortens: what moves gets no more than they leave.
+    A small state may cost more, at a lower price: its restore is mostly that of opening the store.
+    """
+    size = spent = wanting = moving = standing = 0
+    for chunk in chunks:
+        memory = chunk.memory
+        size += chunk.size
+        if not memory.wants_bases:
+            spent += chunk.size * memory.cost
+            continue
+        wanting += chunk.size
+        if memory.has_moved:
+            moving += chunk.size
+        else:
+            standing += chunk.size * memory.cost
+    whole = level.cost_max * COST_UNIT * (size + OPENING_SIZE)
+    left = whole - spent
+    cost = left / wanting if wanting else 2 * level.cost_max * COST_UNIT  # not known yet: half of a state is usual
+    if moving:
+        cost = min(cost, (left - standing) / moving)
         for chunk in chunks:
-            size += chunk.size
-            if chunk.memory.wants_bases:
-                wants += chunk.size
-            else:
-                costs += chunk.size * chunk.memory.cost
-        sizes[level] = sizes.get(level, 0) + size
-        wanting[level] = wanting.get(level, 0) + wants
-        spent[level] = spent.get(level, 0) + costs
-    found = {}
-    for level, size in sizes.items():
-        mean = level.cost_max * COST_UNIT
-        left = mean * (size + OPENING_SIZE) - spent[level]
-        cost = left / wanting[level] if wanting[level] else 2 * mean  # not known yet: half of a state is usual
-        price = level.price * size / (size + OPENING_SIZE)
-        found[level] = Limits(level, min(round(cost), COST_MAX), price=price)
-    return found
+            chunk.memory.has_moved = False
+    price = level.price * size / (size + OPENING_SIZE)
+    alone_max = min(round(whole / size), COST_MAX) if size else COST_MAX
+    return Limits(level, min(round(cost), COST_MAX), price=price, alone_max=alone_max)
 
 
 def _is_laid_out_alike(one: Captured, other: Captured) -> bool:

@@ -363,11 +363,28 @@ def test_sgd_without_momentum_has_none() -> None:
 # --- steps and rates ---
 
 
+SCHEDULED: dict[str, tuple[Any, dict[str, Any], Any, dict[str, Any], tuple[str, ...]]] = {
+    "rate": (torch.optim.AdamW, ADAMW, torch.optim.lr_scheduler.ExponentialLR, {"gamma": 0.7}, ("exp_avg_sq",)),
+    "rate and betas": (
+        *(torch.optim.AdamW, ADAMW),
+        *(torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 1e-3, "total_steps": 12}),
+        ("exp_avg_sq",),
+    ),
+    "rate and momentum": (
+        *(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        *(torch.optim.lr_scheduler.OneCycleLR, {"max_lr": 0.5, "total_steps": 12}),
+        (),
+    ),
+}
+
+
 @pytest.mark.parametrize("is_before_commit", [False, True])
-def test_rate_of_a_scheduler_is_tried_from_both_sides_of_the_step(is_before_commit: bool) -> None:
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_what_a_scheduler_moves_is_tried_from_both_sides_of_the_step(name: str, is_before_commit: bool) -> None:
+    make, options, make_scheduler, schedule, moments = SCHEDULED[name]
     module = model(layer_count=1)
-    optimizer = torch.optim.AdamW(module.parameters(), **ADAMW)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+    optimizer = make(module.parameters(), **options)
+    scheduler = make_scheduler(optimizer, **schedule)
 
     def commit(before: Relations | None) -> tuple[Relations, dict[str, Captured]]:
         train(module, optimizer)
@@ -387,6 +404,9 @@ def test_rate_of_a_scheduler_is_tried_from_both_sides_of_the_step(is_before_comm
     place = block_at(captured, "policy/0.weight")
     assert len(relations.of(*place[:2])[0].models) == 2
     assert best(place, relations, old, bytes_of(captured)) < 0.01
+    for moment in moments:
+        place = block_at(captured, f"optimizer/state/0/{moment}")
+        assert best(place, relations, old, bytes_of(captured)) < 0.1
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
