@@ -109,7 +109,7 @@ class Saves:
         return sum(not save.is_later for save in self.writing())
 
     def is_writing(self, component: Component) -> bool:
-        """Whether a component is being saved: one of the best-effort lane is not captured again until it is not."""
+        """Whether a component is being saved: one of the best-effort lane is not due again until it is not."""
         return any(component in save.components for save in self.writing())
 
     def known(self) -> set[str]:
@@ -127,7 +127,7 @@ class Saves:
             return self._start_later(store, step, components, facts)
         known = self.known()  # what no snapshot has yet is critical: each must be complete
         critical = [each for each in components if each.name not in known or not each.strategy.is_best_effort]
-        later = [each for each in components if each not in critical and not self.is_writing(each)]
+        later = [each for each in components if each not in critical]
         started_s, has_to_wait = self.clock(), self.critical_count() >= IN_FLIGHT_MAX
         owed = Owed(self.labels, tuple(sorted(self.dropped & known)))
         given = self._given(critical, facts)
