@@ -6,6 +6,7 @@ Expected values are what the framework itself draws from the buffer that was com
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 import warnings
@@ -369,17 +370,117 @@ def test_a_place_that_moved_without_the_counter_has_every_row_read_anew(name: st
         )
 
 
+def _through_hdf5(buffer: Any, folder: Path) -> Any:
+    buffer.save_hdf5(str(folder / "buffer.hdf5"))
+    return type(buffer).load_hdf5(str(folder / "buffer.hdf5"))
+
+
+COPIES: dict[str, Callable[[Any, Path], Any]] = {
+    "pickled": lambda buffer, _: pickle.loads(pickle.dumps(buffer)),  # noqa: S301 - what `save_replay_buffer` does
+    "copied": lambda buffer, _: copy.deepcopy(buffer),
+    "copied as a shell": lambda buffer, _: copy.copy(buffer),
+    "saved as HDF5": _through_hdf5,
+}
+
+
 @pytest.mark.full
-def test_a_buffer_whose_adds_are_counted_can_be_pickled_as_before() -> None:
-    kind = KINDS["sb3 Replay"]
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", ["sb3 Replay", "sb3 HER", "tianshou Replay", "tianshou Prioritized"])
+def test_a_buffer_whose_adds_are_counted_can_be_saved_and_copied_as_before(name: str, how: str, tmp_path: Path) -> None:
+    if how == "saved as HDF5" and not name.startswith("tianshou"):
+        pytest.skip("no method of this framework")
+    kind = KINDS[name]
     live = kind.make()
     kind.fill(live, 5, np.random.default_rng(9))
     rings(live)
-    copy = pickle.loads(pickle.dumps(live))  # noqa: S301 - what `save_replay_buffer` does
-    kind.fill(copy, 3, np.random.default_rng(9))
-    assert (live.pos, copy.pos) == (5, 8)
-    position = rings(copy)["replay"].buffer.position()
-    assert (position.held, position.total) == (8, 8)
+    twin = COPIES[how](live, tmp_path)
+    kind.fill(twin, 3, np.random.default_rng(9))
+    for buffer, count in ((live, 5), (twin, 8)):
+        (ring,) = rings(buffer).values()
+        position = ring.buffer.position()
+        assert (position.head, position.held, position.total) == (count, count, count)
+        assert type(buffer).__name__ == type(kind.make()).__name__
+
+
+@pytest.mark.full
+def test_columns_that_tianshou_learns_of_with_a_later_row_are_stored_with_it(store_path: Path) -> None:
+    """What environments say of an ended episode is there when the first one ends."""
+    batch = framework("tianshou.data").Batch
+    live, target = (framework("tianshou.data").VectorReplayBuffer(30, 2) for _ in range(2))
+
+    def add(buffer: Any, count: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for at in range(count):
+            row = _transition(rng, 2)
+            if seed % 2 and at == count - 1:
+                row.info = batch(row.info, episode=batch(r=rng.normal(size=2), l=rng.integers(1, 9, 2)))
+            buffer.add(row)
+
+    add(live, 8, 2)
+    state = {**rings(live), "rng": casckpt.RngState()}
+    with casckpt.open(str(store_path), create=True) as store:
+        store.commit(1, state)
+        add(live, 5, 3)
+        store.commit(2, state)
+        add(live, 30, 4)
+        store.commit(3, state)
+        expected = [live.sample(16)[0] for _ in range(DRAWS)]
+        add(target, 1, 5)
+        store.restore_into({**rings(target), "rng": casckpt.RngState()})
+        for wanted in expected:
+            drawn = target.sample(16)[0]
+            assert np.array_equal(drawn.info.episode.r, wanted.info.episode.r)
+            assert np.array_equal(drawn.info.episode.l, wanted.info.episode.l)
+            assert np.array_equal(drawn.obs, wanted.obs)
+        assert "info/episode/r" not in store.restore(1)["replay.0"].columns
+        assert store.restore(2)["replay.0"].last(1)["info/episode/r"][0] != 0
+
+
+@pytest.mark.full
+def test_episodes_that_went_from_a_cache_to_the_rest_cost_their_rows(store_path: Path) -> None:
+    tianshou = framework("tianshou.data")
+    live, rng = tianshou.CachedReplayBuffer(tianshou.ReplayBuffer(400), 3, 30), np.random.default_rng(15)
+    for _ in range(300):
+        _add_cached(live, rng)
+    moved = 0
+    with casckpt.open(str(store_path), create=True) as store:
+        state = rings(live)
+        store.commit(1, state)
+        for step in range(2, 12):
+            before = live.main_buffer._index
+            _add_cached(live, rng)
+            new_rows = (live.main_buffer._index - before) % 400
+            new_bytes = store.commit(step, state).components["replay.0"].new_bytes
+            assert new_bytes < new_rows * state["replay.0"].row_size + 2000
+            moved += new_rows
+    assert moved > 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["emptied", "emptied but for its count", "loaded"])
+def test_a_torchrl_buffer_that_starts_anew_is_another_ring(how: str, store_path: Path) -> None:
+    def extend(buffer: Any, values: list[float]) -> Any:
+        buffer.extend(framework("tensordict").TensorDict({"n": torch.tensor(values)}, [len(values)]))
+        return buffer
+
+    def made(values: list[float]) -> Any:
+        torchrl = framework("torchrl.data")
+        rows = torchrl.LazyTensorStorage(CAPACITY)
+        return extend(torchrl.TensorDictReplayBuffer(storage=rows, batch_size=4), values)
+
+    before, after = [0.0] * 7, [0.0] * 9
+    before[5], after[5] = 1.0, 2.0  # among rows that are equal wherever samples are looked at
+    live = made(before)
+    with casckpt.open(str(store_path), create=True) as store:
+        state = rings(live)
+        store.commit(1, state)
+        if how == "loaded":
+            live.load_state_dict(made(after).state_dict())
+        else:
+            live.empty(empty_write_count=how == "emptied")
+            extend(live, after)
+        store.commit(2, state)
+        assert store.restore(2)["replay"].column("n").tolist() == after
 
 
 @pytest.mark.full

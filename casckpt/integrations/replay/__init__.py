@@ -3,7 +3,7 @@
 | buffer | adapter | rows by | stored whole |
 |---|---|---|---|
 | Stable-Baselines3, sb3-contrib: Replay, Dict, NStep, HER | `Sb3Buffer` | `add`, counted | HER: episodes, ends |
-| Tianshou: Replay, Prioritized, HER, vectors, Cached | `TianshouBuffer` | `_add_index`, counted | priorities, episode |
+| Tianshou: Replay, Prioritized, HER, vectors, Cached | `TianshouBuffer` | calls, counted | priorities, episode |
 | TorchRL: any with a tensor storage and a round-robin writer | `TorchRlBuffer` | `_write_count` | priorities |
 
 An adapter gives `Ring` a position, columns that are only appended to, and the rest as *mutable*. Its counter is

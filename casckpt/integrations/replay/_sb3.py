@@ -1,7 +1,7 @@
 """Buffers of Stable-Baselines3 and sb3-contrib.
 
 Rows are (slots, environments, …), and `pos` and `full` say where the ring stands. Nothing counts rows, so `add` of the
-one buffer is replaced by a call that does.
+one buffer does from now on.
 
 Three things are not append-only. A hindsight buffer keeps the start and length of episodes, sets lengths to 0, and may
 cut the last episode, which flips ends. A buffer that is made with `optimize_memory_usage` writes the newest next
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from casckpt.errors import UnsupportedStateError
-from casckpt.integrations.replay._counted import Counted, CountingCall
+from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
 
 _ROWS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
@@ -26,7 +26,7 @@ class Sb3Buffer:
     """A replay buffer of Stable-Baselines3 for `Ring`.
 
     Args:
-        buffer: its arrays stay its own; `add` of this one object is replaced by a call that counts.
+        buffer: its arrays stay its own; `add` of this one object counts from now on.
 
     Raises:
         UnsupportedStateError: rows of Python objects (`copy_info_dict`).
@@ -35,7 +35,7 @@ class Sb3Buffer:
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
         self._capacity = int(buffer.buffer_size)
-        self._calls = CountingCall.of(buffer, "add", self._capacity if buffer.full else int(buffer.pos))
+        count_calls(buffer, self._capacity if buffer.full else int(buffer.pos), add=once)
         self._counted = Counted()
         self._is_shared = bool(getattr(buffer, "optimize_memory_usage", False))
         self._next = _NextObservation(buffer)
@@ -61,7 +61,7 @@ class Sb3Buffer:
         buffer, capacity = self._buffer, self._capacity
         head = int(buffer.pos)
         held = (capacity - self._is_shared) if buffer.full else head
-        return Position(capacity, head, held, self._counted.total(self._calls.count, head, capacity))
+        return Position(capacity, head, held, self._counted.total(calls_counted(buffer), head, capacity))
 
     def columns(self) -> Mapping[str, Any]:
         return self._columns
@@ -72,7 +72,7 @@ class Sb3Buffer:
     def place(self, position: Position) -> None:
         assert position.total is not None
         self._buffer.pos, self._buffer.full = position.head, position.held == position.capacity
-        self._counted.stand_at(position.total, self._calls.count, position.head, self._capacity)
+        self._counted.stand_at(position.total, calls_counted(self._buffer), position.head, self._capacity)
         self._next.put()
 
 

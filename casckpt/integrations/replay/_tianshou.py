@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from casckpt.errors import InvalidInputError
-from casckpt.integrations.replay._counted import Counted, CountingCall
+from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
 
 _STATISTICS = ("last_index", "_ep_rew", "_ep_len", "_ep_idx")
@@ -26,7 +26,7 @@ class TianshouBuffer:
     """One `ReplayBuffer` for `Ring`: by itself, or of a vector (whose shared part is `TianshouShared`).
 
     Args:
-        buffer: its arrays stay its own; `_add_index` of this one object is replaced by a call that counts.
+        buffer: its arrays stay its own; `_add_index` and `update` of this one object count from now on.
 
     Raises:
         InvalidInputError: it has no row yet, so that its columns are not known.
@@ -39,7 +39,7 @@ class TianshouBuffer:
                 "replaces it."
             )
         self._buffer = buffer
-        self._calls = CountingCall.of(buffer, "_add_index", len(buffer))
+        count_calls(buffer, len(buffer), _add_index=once, update=len)
         self._counted = Counted()
         self._rest = _Attributes(buffer, _STATISTICS, _trees(buffer))
 
@@ -48,7 +48,7 @@ class TianshouBuffer:
         if hasattr(buffer, "_restore_cache"):
             buffer._restore_cache()
         head, capacity = int(buffer._index), int(buffer.maxsize)
-        return Position(capacity, head, len(buffer), self._counted.total(self._calls.count, head, capacity))
+        return Position(capacity, head, len(buffer), self._counted.total(calls_counted(buffer), head, capacity))
 
     def columns(self) -> Mapping[str, Any]:
         return dict(_leaves(self._buffer._meta))
@@ -59,7 +59,7 @@ class TianshouBuffer:
     def place(self, position: Position) -> None:
         assert position.total is not None
         self._buffer._index, self._buffer._size = position.head, position.held
-        self._counted.stand_at(position.total, self._calls.count, position.head, position.capacity)
+        self._counted.stand_at(position.total, calls_counted(self._buffer), position.head, position.capacity)
 
 
 class TianshouShared:

@@ -1,9 +1,11 @@
 """Buffers of TorchRL with a tensor storage and a round-robin writer.
 
 The storage is a tree of tensors, in memory or memory maps, that is made with its first rows. The writer knows the next
-slot and counts rows. A prioritized sampler keeps its priorities in two trees that cannot be copied out; they are read
-leaf by leaf, and their inner nodes follow from the leaves. Other samplers (without replacement, say) are what their
-`state_dict` says: where that is not empty, it is by slot, and rows cannot get other slots.
+slot and counts rows; that it was emptied or loaded, which may leave it at any count, is noted from now on.
+
+A prioritized sampler keeps its priorities in two trees that cannot be copied out; they are read leaf by leaf, and their
+inner nodes follow from the leaves. Other samplers (without replacement, say) are what their `state_dict` says: where
+that is not empty, it is by slot, and rows cannot get other slots.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from casckpt.errors import InvalidInputError, MismatchError
-from casckpt.integrations.replay._counted import Counted
+from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
 
 _SAMPLER = ("_alpha", "_beta", "_eps", "_max_priority")
@@ -25,7 +27,8 @@ class TorchRlBuffer:
     """A replay buffer of TorchRL for `Ring`.
 
     Args:
-        buffer: a `ReplayBuffer` or one of its kinds, with a storage of one dimension that is in use.
+        buffer: a `ReplayBuffer` or one of its kinds, with a storage of one dimension that is in use. `_empty`,
+            `load_state_dict` and `loads` of its writer are counted from now on.
 
     Raises:
         InvalidInputError: another storage or writer, or no row yet.
@@ -46,11 +49,17 @@ class TorchRlBuffer:
                 "restore replaces it."
             )
         self._counted = Counted()
+        count_calls(self._writer, 0, _empty=once, load_state_dict=once, loads=once)
+        self._replaced_count = calls_counted(self._writer)
         self._trees = _Sampler(self._sampler, self._storage) if hasattr(self._sampler, "_sum_tree") else None
         if self._trees is not None or not self._sampler.state_dict():
             self.rearrange = self._rearrange
 
     def position(self) -> Position:
+        replaced_count = calls_counted(self._writer)
+        if replaced_count != self._replaced_count:
+            self._counted.start_anew()
+        self._replaced_count = replaced_count
         capacity, head = int(self._storage.max_size), int(self._writer._cursor)
         total = self._counted.total(int(self._writer._write_count), head, capacity)
         return Position(capacity, head, len(self._storage), total)
