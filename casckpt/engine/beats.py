@@ -174,7 +174,8 @@ class BeatFile:
 
 
 def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.environ) -> BeatFile | None:
-    """Where this process says that it is alive: call `beat(step)` in every turn. None without a supervisor.
+    """Where this process says that it is alive: call `beat(step)` in every turn, and `leave()` after the last one, for
+    what comes then may take any time. None without a supervisor.
 
     A `CheckpointEngine` makes one by itself.
     """
