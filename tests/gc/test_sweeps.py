@@ -22,7 +22,6 @@ from casckpt.storage.fs import FileSystem, LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem, FailingFileSystem
 from casckpt.testing.recording import RecordingFileSystem, after_power_cut
-from casckpt.testing.wrapping import READING
 from tests.gc.collecting import check_steps, collect, commit, files, tree, trees
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
@@ -52,9 +51,6 @@ MODES: dict[str, Callable[[int], CountingFileSystem]] = {
     "EIO for ever": lambda n: FailingFileSystem(UnsyncedFileSystem(), fail_at=n, error=errno.EIO, is_forever=True),
     "ENOSPC for ever": lambda n: FailingFileSystem(
         UnsyncedFileSystem(), fail_at=n, error=errno.ENOSPC, is_forever=True, has_short_writes=True
-    ),
-    "EIO once in reading": lambda n: FailingFileSystem(
-        UnsyncedFileSystem(), fail_at=n, error=errno.EIO, operations=READING
     ),
 }
 
