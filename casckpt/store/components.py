@@ -269,6 +269,8 @@ class Components:
         known = self._known.get(name)
         of_origin = parent is None or name not in parent.components
         source = self._origin if of_origin else parent
+        if known is not None and known.ring is not None and source is not None and name in source.components:
+            known = known if known.ref.manifest == source.components[name].manifest else None  # rows of another ring
         if known is None and source is not None and name in source.components:
             ref = source.components[name]
             try:

@@ -301,8 +301,8 @@ class RingWork:
         if take.relies_on is None:
             return rebuilt(kept(parts, take.first, take.stop), nodes, make)
         start, stop = take.relied
-        between = kept(parts, start, stop)
-        if between and (between[0].start > start or between[-1].stop != stop):
+        between = kept(parts, start, stop) if start < stop else []
+        if start < stop and not (between and between[0].start <= start and between[-1].stop == stop):
             raise self._lost()
         before = [node for node in nodes if node.start < start]
         return [*before, *between, *nodes[len(before) :]]

@@ -289,6 +289,24 @@ def test_light_commit_inherits_a_ring(store_path: Path) -> None:
         assert_rows(store.restore(3)["replay"].rows(10, 60), live.expected(10, 60))
 
 
+@pytest.mark.parametrize("new_row_count", [0, 5])
+def test_ring_that_joins_light_commits_later_continues_the_rows_of_each(store_path: Path, new_row_count: int) -> None:
+    live = PlainRing(50)
+    ring = live.ring(trust="counter")
+    with open_store(store_path) as store:
+        expected = {}
+        for step in (1, 3, 5):
+            live.add(20)
+            store.commit(step, {"replay": ring, "n": {"x": step}})
+            store.commit(step + 1, {"n": {"x": step + 1}}, inherit=["replay"])
+            expected[step] = live.expected(max(0, live.total - 50), live.total)
+            live.add(new_row_count)
+            store.supersede_async(step + 1, {"replay": ring}).result()
+            expected[step + 1] = live.expected(max(0, live.total - 50), live.total)
+        for step, rows in expected.items():
+            assert_rows(store.restore(step)["replay"].last(50), rows)
+
+
 def test_rows_after_a_changed_one_cost_what_is_new_again(store_path: Path) -> None:
     """The segment that was stored anew, for a change in its half overwritten twin, is known from then on."""
     live = PlainRing(2000)
