@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from casckpt.codec.best import Base, encode_best
 from casckpt.codec.contract import TRIAL_INTERVAL
-from casckpt.codec.level import LEVELS
+from casckpt.codec.level import LEVELS, Level
 from casckpt.codec.memory import FAILURES_MAX, Limits, Memory
+from casckpt.store import components
+from tests.unit.stores import open_store
 
 CANDIDATES = ("wrong", "right", "other")
 
@@ -66,6 +72,48 @@ def test_far_base_that_fails_says_nothing_of_the_near_ones_after_it() -> None:
     assert base_of(1, Base(0, lambda: view(chunks[0]))) == 0
     assert base_of(2, Base(99, lambda: view(chunks[1])), Base(0, lambda: view(far), is_far=True)) is None
     assert base_of(3, Base(11, lambda: view(chunks[2]))) == 0
+
+
+# --- what is shared out among the leaves of a commit ---
+
+
+def _chunks(*memories: Memory) -> list[Any]:
+    return [components._Chunk([], 1 << 20, 4, memory) for memory in memories]
+
+
+def test_leaf_that_moves_gets_no_more_than_those_that_stand_still_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two equal leaves is frozen with a chain of 60 eighths; the mean is 5 units."""
+    monkeypatch.setattr(components, "OPENING_SIZE", 0)
+    level = replace(LEVELS["balanced"], cost_max=5.0)
+    frozen, moving = Memory(), Memory()
+    frozen.learn_cost(60, has_bases=True)
+    assert components._limit(level, _chunks(frozen, moving)).cost_max == 80, "alone, it may have what both could"
+    moving.learn_cost(0, has_bases=True)
+    assert components._limit(level, _chunks(frozen, moving)).cost_max == 80 - 60
+    for memory in (frozen, moving):
+        memory.learn_cost(60, has_bases=True)
+    assert components._limit(level, _chunks(frozen, moving)).cost_max == 40, "both move: half each"
+
+
+def test_handle_that_resumes_knows_what_its_chunks_cost(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that another handle made is as costly as its own."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30_000)
+    seen: list[list[int]] = []  # for each commit, costs of what wants bases
+    limit = components._limit
+
+    def noted(level: Level, chunks: list[Any]) -> Limits:
+        seen.append([each.memory.cost for each in chunks if each.memory.wants_bases])
+        return limit(level, chunks)
+
+    monkeypatch.setattr(components, "_limit", noted)
+    for opened in range(2):
+        with open_store(store_path) as store:
+            for step in range(3 * opened, 3 * opened + 3):
+                x = x * (1 + 1e-12 * rng.normal(size=len(x)))
+                store.commit(step, {"a": {"x": x}})
+    assert seen[:2] == [[], []], "before there is a difference"
+    assert seen[2] and seen[3] and min(seen[3]) > 0
 
 
 def view(array: np.ndarray) -> memoryview:
