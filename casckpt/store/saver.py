@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from casckpt.errors import ConcurrentMutationError, SaveFailedError, StepOrderError
@@ -131,9 +131,14 @@ class Saver:
         """Let go of the staging memory."""
         self._staging = None
 
-    def _make_room_for(self, components: Iterable[str]) -> None:
-        """Wait until each component has room for a copy: both kinds of saves under way may hold one."""
-        if not all(map(self._staging_memory().has_room, components)):
+    def _make_room_for(self, state: Mapping[str, Any]) -> None:
+        """Wait until each component has room for a copy: both kinds of saves under way may hold one.
+
+        And until a ring may be taken: it continues the rows of what joins an earlier step, once that has.
+        """
+        if any(isinstance(value, Ring) for value in state.values()):
+            self._later.wait(self._turns.timeout_s)
+        if not all(map(self._staging_memory().has_room, state)):
             self.wait(self._turns.timeout_s)
 
     def _stage(self, draft: Draft, staging: Staging) -> list[Captured]:

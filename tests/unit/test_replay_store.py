@@ -307,6 +307,28 @@ def test_ring_that_joins_light_commits_later_continues_the_rows_of_each(store_pa
             assert_rows(store.restore(step)["replay"].last(50), rows)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("new_row_count", [20, 60])
+def test_ring_saved_while_it_still_joins_an_earlier_step_has_all_rows(store_path: Path, new_row_count: int) -> None:
+    live = PlainRing(50)
+    ring = live.ring(trust="counter")
+    expected = {}
+    with open_store(store_path) as store:
+        live.add(20)
+        store.commit(1, {"replay": ring, "n": {"x": 1}})
+        for step in range(2, 12, 2):
+            live.add(new_row_count)
+            store.commit_async(step, {"n": {"x": step}}, inherit=["replay"])
+            expected[step] = live.expected(max(0, live.total - 50), live.total)
+            store.supersede_async(step, {"replay": ring})
+            live.add(new_row_count)
+            expected[step + 1] = live.expected(max(0, live.total - 50), live.total)
+            store.commit_async(step + 1, {"replay": ring, "n": {"x": step + 1}})
+        store.wait()
+        for step, rows in expected.items():
+            assert_rows(store.restore(step)["replay"].last(50), rows)
+
+
 def test_rows_after_a_changed_one_cost_what_is_new_again(store_path: Path) -> None:
     """The segment that was stored anew, for a change in its half overwritten twin, is known from then on."""
     live = PlainRing(2000)
