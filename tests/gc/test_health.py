@@ -321,7 +321,7 @@ def test_repair_whose_new_pack_a_collection_takes_away_makes_another(
         writer.publish = published
         return writer
 
-    monkeypatch.setattr("casckpt_gc.repair.pack_writer", make)
+    monkeypatch.setattr(sys.modules["casckpt_gc.repair"], "pack_writer", make)
     with open_store(repacked) as store, open_store(repacked.with_name("copy"), read_only=True) as copy:
         assert [heal.what for heal in casckpt_gc.repair(store, copy, execute=True).heals] == ["rewrite"]
     assert len(taken) == 1
