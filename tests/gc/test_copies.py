@@ -164,5 +164,5 @@ def test_some_copies_made_while_sealing_are_exact_or_say_what_is_missing(moments
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_copies_made_while_sealing_are_exact_or_say_what_is_missing(moments: list[Path], tmp_path: Path) -> None:
-    exact, lacking = sweep(moments, tmp_path, 7)
+    exact, lacking = sweep(moments, tmp_path, 67)
     assert exact > 0 and lacking > 0
