@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from casckpt.errors import InvalidInputError
+from casckpt.replay.arguments import expect, listed
 from casckpt.replay.contract import Position
 
 
@@ -41,11 +42,16 @@ class Arrays:
     ) -> None:
         if total is None and (position is None or full is None):
             raise InvalidInputError("name where the ring stands: total=, or both position= and full=")
+        expect(columns, Mapping, "columns", "a mapping of name to rows")
+        for name, value in (("total", total), ("position", position), ("full", full)):
+            expect(value, str | None, name, "the name of an attribute or key of the owner")
         self._owner = owner
         self._total, self._position, self._full = total, position, full
-        for name in filter(None, (total, position, full)):
-            _get(owner, name)
-        names = list(mutable) if not isinstance(mutable, Mapping) else []
+        for name in filter(None, (total, position)):
+            _number(owner, name)
+        if full is not None:
+            _get(owner, full)
+        names = [] if isinstance(mutable, Mapping) else listed(mutable, "mutable")
         unknown = [name for name in names if name not in columns]
         if unknown:
             raise InvalidInputError(f"mutable={unknown}: no such column; there are {sorted(columns)}", names=unknown)
@@ -53,17 +59,17 @@ class Arrays:
         self._mutable = dict(mutable) if isinstance(mutable, Mapping) else {name: columns[name] for name in names}
         if names:
             self.rearrange = self._rearrange
-        lengths = {name: len(column) for name, column in columns.items()}
-        if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
+        lengths = {name: (getattr(column, "shape", None) or (None,))[0] for name, column in columns.items()}
+        if len(set(lengths.values())) != 1 or not (capacity := next(iter(lengths.values()))):
             raise InvalidInputError(f"columns need one row per slot each, found {lengths}", lengths=lengths)
-        self._capacity = next(iter(lengths.values()))
+        self._capacity = capacity
 
     def position(self) -> Position:
         if self._total is not None:
-            total = int(_get(self._owner, self._total))
+            total = _number(self._owner, self._total)
             return Position(self._capacity, total % self._capacity, min(total, self._capacity), total)
         assert self._position is not None and self._full is not None
-        head = int(_get(self._owner, self._position))
+        head = _number(self._owner, self._position)
         count = self._capacity if _get(self._owner, self._full) else head
         return Position(self._capacity, head % self._capacity, count, None)
 
@@ -100,6 +106,14 @@ def _get(owner: Any, name: str) -> Any:
         return owner[name] if isinstance(owner, Mapping) else getattr(owner, name)
     except (KeyError, AttributeError):
         raise InvalidInputError(f"a {type(owner).__name__} without {name!r}: the ring's place is not there") from None
+
+
+def _number(owner: Any, name: str) -> int:
+    value = _get(owner, name)
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError(f"{name!r} of a {type(owner).__name__} is {value!r:.80}: no number of rows") from None
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from casckpt.errors import InvalidInputError
+from casckpt.replay.arguments import expect, whole
 from casckpt.replay.segments import Range
 
 if TYPE_CHECKING:
@@ -47,10 +48,12 @@ def check_position(position: Position) -> Position:
     """A position as a buffer gave it, as plain integers.
 
     Raises:
-        InvalidInputError: its numbers contradict each other.
+        InvalidInputError: it is no position, or its numbers contradict each other.
     """
-    total = None if position.total is None else int(position.total)
-    found = Position(int(position.capacity), int(position.head), int(position.held), total)
+    expect(position, Position, "position()", "a casckpt.replay.Position")
+    total = None if position.total is None else whole(position.total, "position().total")
+    capacity, head, held = (whole(getattr(position, name), f"position().{name}") for name in Position._fields[:3])
+    found = Position(capacity, head, held, total)
     if found.capacity < 1 or not 0 <= found.head < found.capacity or not 0 <= found.held <= found.capacity:
         raise InvalidInputError(f"a ring at {found}: head and held must lie in its capacity", position=found)
     if total is not None and total < found.held:

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from casckpt.digest import check16
 from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateError
 from casckpt.format.dtypes import itemsize_of
+from casckpt.replay.arguments import Trim, checked_trim, expect, whole
 from casckpt.replay.contract import Buffer, Column, Position, check_position
 from casckpt.replay.segments import Range, cut, rows_per_segment
-from casckpt.replay.view import allocate, whole
+from casckpt.replay.view import allocate
 from casckpt.state.capture import Captured, capture
 from casckpt.state.inplace import direct_memory
 from casckpt.state.walk import LazyArray
@@ -153,8 +154,9 @@ class Ring:
         _check_choice("trust", trust, TRUSTS)
         _check_choice("on_capacity", on_capacity, CAPACITY_RULES)
         for name, value in (("keep_rows", keep_rows), ("keep_steps", keep_steps)):
-            if value is not None and whole(value) < 1:
-                raise InvalidInputError(f"{name}={value}: expected at least 1, or None to keep everything")
+            if value is not None:
+                whole(value, name, least=1)
+        expect(is_raw, bool, "is_raw", "True or False")
         self.buffer = buffer
         self.trust, self.on_capacity = trust, on_capacity
         self.keep_rows, self.keep_steps = keep_rows, keep_steps
@@ -164,7 +166,7 @@ class Ring:
         self._last: Take | None = None
         self._derived: Position | None = None  # the last position of a buffer without a counter, with rows counted
         self._samples: dict[int, bytes] = {}
-        self._is_counted = buffer.position().total is not None
+        self._is_counted = check_position(buffer.position()).total is not None
         if trust == "counter" and not self._is_counted:
             raise InvalidInputError(
                 "trust='counter' needs a buffer that counts the rows it was given; this one only knows its place. "
@@ -180,6 +182,7 @@ class Ring:
             raise InvalidInputError(f"episode_end={episode_end!r}: no column, and no key of a mutable mapping")
 
     def _describe(self) -> None:
+        expect(self.buffer.columns(), Mapping, "columns()", "a mapping of name to rows")
         columns = self.columns()
         if not columns:
             raise InvalidInputError("a ring without columns: there is nothing to store")
@@ -447,8 +450,7 @@ class Ring:
         _check_choice("open_episode", open_episode, EPISODE_RULES)
         if open_episode == "truncate" and not hasattr(self._ends(), "__setitem__"):
             raise InvalidInputError(f"open_episode='truncate': slices of {self.episode_end!r} cannot be assigned")
-        trim = Trim(rows, since_step, max_age_s)
-        return Restoring(self, trim, open_episode)
+        return Restoring(self, checked_trim(rows, since_step, max_age_s), open_episode)
 
     def cold(self, dependents: Mapping[str, Callable[[], object]] | None = None, *, reset: bool = False) -> Restoring:
         """This ring as a target that starts empty although rows are stored; the report says so.
@@ -458,19 +460,15 @@ class Ring:
                 report names them.
             reset: call these after the restore.
         """
+        expect(dependents, Mapping | None, "dependents", "a mapping of name to what resets it")
+        for name, act in (dependents or {}).items():
+            expect(act, Callable, f"dependents[{name!r}]", "something to call")
+        expect(reset, bool, "reset", "True or False")
         return Restoring(self, is_cold=True, dependents=dict(dependents or {}), is_reset=reset)
 
     def __repr__(self) -> str:
         position = self.buffer.position()
         return f"<casckpt ring of {position.held}/{position.capacity} rows, trust={self.trust!r}>"
-
-
-class Trim(NamedTuple):
-    """What of a stored ring is wanted, as the arguments of `RingView.trimmed`."""
-
-    rows: int | None = None
-    since_step: int | None = None
-    max_age_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from casckpt.errors import InvalidInputError
+from casckpt.replay.arguments import expect, whole
 from casckpt.replay.contract import Position
 from casckpt.state import _numpy
 
@@ -37,6 +38,10 @@ class Sliced:
         load: Callable[[Mapping[str, Any] | None], object] | None = None,
         total: Callable[[], int] | None = None,
     ) -> None:
+        expect(buffer, Sized, "buffer", "an object with len() and slices")
+        capacity = whole(capacity, "capacity", least=1)
+        for name, act in (("load", load), ("total", total)):
+            expect(act, Callable | None, name, "something to call")
         if len(buffer) == 0:
             raise InvalidInputError("an empty buffer does not tell its columns: add a row before the ring is made")
         self._buffer, self._capacity, self._load, self._count_rows = buffer, capacity, load, total

@@ -6,7 +6,7 @@ and no others, the newest first where order is free. Everything handed out is ne
 
 from __future__ import annotations
 
-import operator
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from casckpt.errors import InvalidInputError, NotFoundError
 from casckpt.format.structure import VERSION, Leaf, Structure
 from casckpt.format.structure import Mapping as MappingNode
 from casckpt.limits import SEGMENT_SIZE_MAX
+from casckpt.replay.arguments import checked_trim, expect, listed, whole
 from casckpt.replay.contract import Buffer, Column, RowSource, Wanted
 from casckpt.replay.mapped import MappedRows
 from casckpt.state.build import LeafMemory
@@ -93,7 +94,7 @@ class RingView:
             NotFoundError: no such column.
             CorruptionError, IncompleteError: the rows are damaged or not here.
         """
-        start, stop = whole(start), whole(stop)
+        start, stop = whole(start, "start"), whole(stop, "stop")
         if not self._first <= start <= stop <= self.total:
             raise InvalidInputError(
                 f"rows {start} to {stop}: this ring holds {self._first} to {self.total}", start=start, stop=stop
@@ -105,7 +106,7 @@ class RingView:
 
     def last(self, row_count: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
         """The newest rows; all of them where there are fewer than `row_count`."""
-        return self.rows(max(self._first, self.total - whole(row_count)), self.total, columns)
+        return self.rows(max(self._first, self.total - whole(row_count, "row_count")), self.total, columns)
 
     def column(self, name: str) -> Any:
         """All rows of one column. Memory: that column."""
@@ -119,7 +120,7 @@ class RingView:
         Raises:
             As `rows`.
         """
-        numbers = [whole(row) for row in rows]
+        numbers = [whole(row, "rows") for row in listed(rows, "rows")]
         outside = [row for row in numbers if not self._first <= row < self.total]
         if outside:
             raise InvalidInputError(f"rows {outside[:5]}: this ring holds {self._first} to {self.total}", rows=outside)
@@ -141,9 +142,9 @@ class RingView:
         self, columns: Sequence[str] | None = None, *, newest_first: bool = False
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """All rows in pieces of at most a segment, as (number of the first row, columns). Memory: one piece."""
-        pieces = self._pieces()
+        names, pieces = list(self._described(columns)), self._pieces()
         for start, stop in reversed(pieces) if newest_first else pieces:
-            yield start, self.rows(start, stop, columns)
+            yield start, self.rows(start, stop, names)
 
     def mapped(self, columns: Sequence[str] | None = None, *, newest_first: bool = False) -> Iterator[MappedRows]:
         """All rows in pieces of at most a segment, as private maps of the store's files where they are stored raw.
@@ -155,8 +156,7 @@ class RingView:
         Raises:
             As `batches`.
         """
-        names = [name for name, _ in self._described(list(self.columns) if columns is None else list(columns))]
-        pieces = self._pieces()
+        names, pieces = list(self._described(columns)), self._pieces()
         for start, stop in reversed(pieces) if newest_first else pieces:
             maps = self._source.map(start, stop, names)
             read = self.rows(start, stop, [name for name in names if name not in maps])
@@ -164,13 +164,15 @@ class RingView:
 
     def _allocate(self, row_count: int, columns: Sequence[str] | None) -> tuple[dict[str, memoryview], MakeArrays]:
         """Memory for rows by column, and what makes arrays of it once it is filled."""
-        return allocate(self._described(list(self.columns) if columns is None else list(columns)), row_count)
+        return allocate(list(self._described(columns).items()), row_count)
 
-    def _described(self, names: Sequence[str]) -> list[tuple[str, Column]]:
-        unknown = [name for name in names if name not in self.columns]
+    def _described(self, columns: Sequence[str] | None) -> dict[str, Column]:
+        """The columns wanted, each once."""
+        names = list(self.columns) if columns is None else listed(columns, "columns")
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.columns]
         if unknown:
             raise NotFoundError(f"no column {unknown}; there are {list(self.columns)}", columns=unknown)
-        return [(name, self.columns[name]) for name in names]
+        return {name: self.columns[name] for name in names}
 
     # --- less of it ---
 
@@ -186,14 +188,11 @@ class RingView:
                 writers' clocks.
 
         Raises:
-            InvalidInputError: a negative number; rows that are no integer.
+            InvalidInputError: a negative number, or none.
         """
-        for name, value in (("rows", rows), ("max_age_s", max_age_s)):
-            if value is not None and not value >= 0:
-                raise InvalidInputError(f"{name}={value}: expected at least 0, or None for everything")
-        first, since_step = self._first, None if since_step is None else whole(since_step)
+        first, (rows, since_step, max_age_s) = self._first, checked_trim(rows, since_step, max_age_s)
         if rows is not None:
-            first = max(first, self.total - whole(rows))
+            first = max(first, self.total - rows)
         if max_age_s is not None:
             since_step = max(self._source.first_step_within(max_age_s), since_step or 0)
         if since_step is not None:
@@ -253,22 +252,26 @@ class RingView:
 
         Raises:
             FileExistsError: there is such a file.
+            InvalidInputError: another format.
         """
         from casckpt.replay import _arrow
 
+        expect(path, str | os.PathLike, "path", "the path of a file")
+        if file_format not in _arrow.FORMATS:
+            raise InvalidInputError(f"file_format={file_format!r}: expected {' or '.join(_arrow.FORMATS)}")
         return _arrow.write(path, self._arrow_reader(columns), file_format)
 
     def _arrow_reader(self, columns: Sequence[str] | None) -> Any:
         from casckpt.replay import _arrow
 
-        described = dict(self._described(list(self.columns) if columns is None else list(columns)))
+        described = self._described(columns)
         batches = (self._raw_batch(start, stop, list(described)) for start, stop in self._pieces())
         return _arrow.reader(described, batches, self._facts())
 
     def _arrow_dataset(self, columns: Sequence[str] | None) -> Any:
         from casckpt.replay import _arrow
 
-        described = dict(self._described(list(self.columns) if columns is None else list(columns)))
+        described = self._described(columns)
         stops = dict(self._pieces())
         return _arrow.dataset(
             described, list(stops), lambda start: self._raw_batch(start, stops[start], list(described)), self._facts()
@@ -317,18 +320,6 @@ def allocate(columns: Sequence[tuple[str, Column]], row_count: int) -> tuple[dic
     held = LeafMemory(structure, range(len(leaves)))
     memory = {name: held.blocks[leaf.block] for name, leaf in zip(names, leaves, strict=True) if leaf.block >= 0}
     return memory, lambda: {name: held.leaf(at) for at, name in enumerate(names)}
-
-
-def whole(number: Any) -> int:
-    """A number of rows or steps, of whatever integer type.
-
-    Raises:
-        InvalidInputError: it is no integer.
-    """
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise InvalidInputError(f"{number!r} is no number of rows or steps: expected an integer") from None
 
 
 def piece_row_count(columns: Mapping[str, Column]) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
+
 from casckpt.errors import ConflictError, StepOrderError
 from casckpt.format.entry import MetricValue, Supersede
 from casckpt.format.snapshot import SNAPSHOT_VERSION, ComponentRef, Snapshot
@@ -63,13 +65,14 @@ class Superseder(Committer):
             Otherwise as `Committer.commit`.
         """
         self._keeper.catch_up()
-        self._stand_beside(base)
+        self._stand_beside(base, draft)
         self._check_not_retired(base)
         self._components.narrow(draft.captured)
         return self.commit(draft)
 
-    def _stand_beside(self, base: SnapshotId) -> None:
+    def _stand_beside(self, base: SnapshotId, draft: Draft) -> None:
         content = self._catalog.load(base)
+        content = msgspec.structs.replace(content, components={**content.components, **_continued(content, draft)})
         attempts = self._main.position.attempts  # whoever comes next learns which of them was published after all
         self.position = Position(content.branch, base, content.step, content, attempts=attempts)
 
@@ -132,6 +135,20 @@ class Superseder(Committer):
             {**old.labels, **draft.labels},
             {name: size for name, size in added.new_bytes.items() if size},
         )
+
+
+def _continued(content: Snapshot, draft: Draft) -> dict[str, ComponentRef]:
+    """Rings that those of `draft` continue, where they are not what `content` has.
+
+    The rows of a ring follow those of its last take, which may have joined a step before when `content` was there.
+    """
+    found = {}
+    for name, take in draft.takes.items():
+        relied = None if take.relies_on is None else take.relies_on.address
+        old = content.components.get(name, ComponentRef(b"", 0, 0))
+        if relied not in (None, old.manifest):
+            found[name] = msgspec.structs.replace(old, manifest=relied, step=-1)  # is of no snapshot like this
+    return found
 
 
 def check_base(step: int, position: Position) -> SnapshotId:

@@ -404,7 +404,7 @@ def test_trimmed_view_and_trimmed_restore_have_the_newest_rows(store_path: Path)
             assert view.trimmed(max_age_s=age_s).first == first
         assert view.trimmed(max_age_s=1e6, rows=20).first == 130
         for wrong in ({"rows": -1}, {"max_age_s": -0.5}, {"max_age_s": float("nan")}, {"rows": 2.5}):
-            with pytest.raises(InvalidInputError, match=r"at least 0|2\.5 is no number of rows"):
+            with pytest.raises(InvalidInputError, match=r"at least 0"):
                 view.trimmed(**wrong)
         old = PlainRing(100)
         store.restore_into({"replay": old.ring().restoring(max_age_s=apart_s / 2)})

@@ -329,6 +329,35 @@ def test_ring_saved_while_it_still_joins_an_earlier_step_has_all_rows(store_path
             assert_rows(store.restore(step)["replay"].last(50), rows)
 
 
+def test_ring_that_joins_a_step_committed_before_it_joined_the_one_before_costs_its_new_rows(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = PlainRing(50, width=4096)
+    ring = live.ring(trust="counter")
+    expected, handles, gate = {}, [], threading.Event()
+    with open_store(store_path) as store:
+        joining = store._saver._superseder
+        inner = joining.commit
+        monkeypatch.setattr(joining, "commit", lambda draft: (gate.wait(200), inner(draft))[1])
+        store.commit(1, {"n": {"x": 1}})
+        for step in (2, 3, 4):
+            live.add(20)
+            store.commit_async(step, {"n": {"x": step}}, inherit="*").result()
+            if step > 2:
+                gate.set()  # what joins the step before does so when this step is there
+            handles.append(store.supersede_async(step, {"replay": ring}, necessity={"replay": "droppable"}))
+            expected[step] = live.expected(max(0, live.total - 50), live.total)
+            gate.clear()
+        gate.set()
+        for handle in handles:
+            snapshot = handle.result()
+            assert snapshot.components["replay"].new_bytes < 21 * 4200
+            assert snapshot.components["replay"].necessity == "droppable"
+            assert_rows(store.restore(snapshot.step)["replay"].last(50), expected[snapshot.step])
+        store.commit(5, {"replay": ring, "n": {"x": 5}})
+        assert store.verify().ok
+
+
 def test_rows_after_a_changed_one_cost_what_is_new_again(store_path: Path) -> None:
     """The segment that was stored anew, for a change in its half overwritten twin, is known from then on."""
     live = PlainRing(2000)

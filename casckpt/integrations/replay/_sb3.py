@@ -17,6 +17,7 @@ from typing import Any
 from casckpt.errors import UnsupportedStateError
 from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
+from casckpt.replay.arguments import expect_buffer
 
 _ROWS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _ENDS = ("dones", "timeouts")
@@ -29,10 +30,12 @@ class Sb3Buffer:
         buffer: its arrays stay its own; `add` of this one object counts from now on.
 
     Raises:
+        InvalidInputError: another buffer.
         UnsupportedStateError: rows of Python objects (`copy_info_dict`).
     """
 
     def __init__(self, buffer: Any) -> None:
+        expect_buffer(buffer, ("buffer_size", "pos", "full", "add"), "Stable-Baselines3")
         self._buffer = buffer
         self._capacity = int(buffer.buffer_size)
         count_calls(buffer, self._capacity if buffer.full else int(buffer.pos), add=once)

@@ -16,6 +16,7 @@ from typing import Any
 from casckpt.errors import InvalidInputError
 from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
+from casckpt.replay.arguments import expect_buffer
 
 _STATISTICS = ("last_index", "_ep_rew", "_ep_len", "_ep_idx")
 _SHARED = ("last_index", "_lengths")
@@ -29,10 +30,11 @@ class TianshouBuffer:
         buffer: its arrays stay its own; `_add_index` and `update` of this one object count from now on.
 
     Raises:
-        InvalidInputError: it has no row yet, so that its columns are not known.
+        InvalidInputError: another buffer, or it has no row yet, so that its columns are not known.
     """
 
     def __init__(self, buffer: Any) -> None:
+        expect_buffer(buffer, ("_meta", "_index", "_add_index", "maxsize"), "Tianshou, or of an environment in one")
         if buffer._meta.is_empty():
             raise InvalidInputError(
                 "an empty Tianshou buffer does not tell its columns: add a row before the ring is made. A restore "

@@ -11,6 +11,7 @@ that is not empty, it is by slot, and rows cannot get other slots.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from casckpt.errors import InvalidInputError, MismatchError
 from casckpt.integrations.replay._counted import Counted, calls_counted, count_calls, once
 from casckpt.replay import Position
+from casckpt.replay.arguments import expect_buffer
 
 _SAMPLER = ("_alpha", "_beta", "_eps", "_max_priority")
 _TREES = ("sums", "minima")
@@ -35,6 +37,8 @@ class TorchRlBuffer:
     """
 
     def __init__(self, buffer: Any) -> None:
+        expect_buffer(buffer, ("_storage", "_writer", "_sampler"), "TorchRL")
+        self._buffer = buffer
         self._storage, self._writer, self._sampler = buffer._storage, buffer._writer, buffer._sampler
         if not hasattr(self._writer, "_cursor_value") or not hasattr(self._storage, "_len_along_dim0"):
             raise InvalidInputError(
@@ -81,8 +85,22 @@ class TorchRlBuffer:
         self._writer._cursor, self._writer._write_count = position.head, position.total
         self._storage._len = position.held
         self._counted.stand_at(position.total, position.total, position.head, position.capacity)
+        self._forget_draws()
         if self._trees is not None:
             self._trees.put(position.held)
+
+    def _forget_draws(self) -> None:
+        """Drop what was made of the rows before: batches drawn ahead, and the slices that a sampler remembers."""
+        ahead = getattr(self._buffer, "_prefetch_queue", ())
+        for batch in ahead:
+            batch.cancel()
+        wait(ahead)
+        if ahead:
+            ahead.clear()
+        if getattr(self._sampler, "_cache", None):
+            self._sampler._cache.clear()
+        if getattr(self._sampler, "_fragmented_index", None) is not None:
+            self._sampler._fragmented_index = None
 
     def _rearrange(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Let priorities follow rows that a restore gave other slots."""
