@@ -203,14 +203,15 @@ def _draw_torchrl(buffer: Any) -> list[Any]:
     ]
 
 
-def _torchrl(storage: str, sampler: str = "RandomSampler", **options: float) -> Kind:
+def _torchrl(storage: str, sampler: str = "RandomSampler", *, is_compilable: bool = False, **options: Any) -> Kind:
     def make() -> Any:
         torchrl = framework("torchrl.data")
-        if sampler == "PrioritizedSampler" and not _has_trees():
+        has_trees = sampler == "PrioritizedSampler"
+        if has_trees and not _has_trees():
             pytest.skip("TorchRL's compiled part does not load with this PyTorch")
-        drawing = getattr(torchrl, sampler)(*[CAPACITY] * bool(options), **options)
-        rows = getattr(torchrl, storage)(CAPACITY)
-        return torchrl.TensorDictReplayBuffer(storage=rows, sampler=drawing, batch_size=16)
+        drawing = getattr(torchrl, sampler)(*[CAPACITY] * has_trees, **options)
+        rows = getattr(torchrl, storage)(CAPACITY, compilable=is_compilable)
+        return torchrl.TensorDictReplayBuffer(storage=rows, sampler=drawing, batch_size=16, compilable=is_compilable)
 
     return Kind(make, _add_torchrl, _draw_torchrl)
 
@@ -243,6 +244,15 @@ KINDS = {
     "torchrl memory": _torchrl("LazyTensorStorage"),
     "torchrl memory map": _torchrl("LazyMemmapStorage"),
     "torchrl without replacement": _torchrl("LazyTensorStorage", "SamplerWithoutReplacement"),
+    "torchrl slices": _torchrl(
+        "LazyTensorStorage",
+        "SliceSampler",
+        is_compilable=True,
+        num_slices=4,
+        end_key=("next", "done"),
+        cache_values=True,
+        strict_length=False,
+    ),
     "torchrl prioritized": _torchrl("LazyTensorStorage", "PrioritizedSampler", alpha=0.6, beta=0.4),
 }
 EVERY_KIND = pytest.mark.parametrize("kind", list(KINDS.values()), ids=list(KINDS))
@@ -481,6 +491,23 @@ def test_a_torchrl_buffer_that_starts_anew_is_another_ring(how: str, store_path:
             extend(live, after)
         store.commit(2, state)
         assert store.restore(2)["replay"].column("n").tolist() == after
+
+
+@pytest.mark.full
+def test_batches_that_torchrl_drew_ahead_are_of_the_restored_rows(store_path: Path) -> None:
+    def made(first: int) -> Any:
+        torchrl = framework("torchrl.data")
+        rows = torchrl.LazyTensorStorage(CAPACITY)
+        buffer = torchrl.TensorDictReplayBuffer(storage=rows, batch_size=4, prefetch=3)
+        buffer.extend(framework("tensordict").TensorDict({"n": torch.arange(first, first + CAPACITY)}, [CAPACITY]))
+        return buffer
+
+    live, target = made(0), made(100)
+    with casckpt.open(str(store_path), create=True) as store, target._prefetch_executor:
+        store.commit(1, rings(live))
+        assert target.sample()["n"].min() >= 100
+        store.restore_into(rings(target))
+        assert all(target.sample()["n"].max() < 100 for _ in range(DRAWS))
 
 
 @pytest.mark.full

@@ -84,6 +84,12 @@ class TorchRlBuffer:
         assert position.total is not None
         self._writer._cursor, self._writer._write_count = position.head, position.total
         self._storage._len = position.held
+        last = (position.head - 1) % position.capacity if position.held else None
+        if hasattr(self._storage, "_set_last_cursor"):
+            self._storage._set_last_cursor(last)  # where an episode ends whatever its rows say: samplers of slices ask
+            self._storage._bump_mutation_revision()
+        else:
+            self._storage._last_cursor = last
         self._counted.stand_at(position.total, position.total, position.head, position.capacity)
         self._forget_draws()
         if self._trees is not None:
