@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from casckpt.engine.beats import FENCED, BeatFile, supervised_beats
 from casckpt.engine.saves import Counts
-from casckpt.errors import FencedError, StorageError
+from casckpt.errors import StorageError
 from casckpt.store.generations import own_generation
 from casckpt.store.store import Store
 
@@ -25,13 +25,13 @@ class Alive:
         self._store, self._counts = store, counts
         self._file: BeatFile | None = None
         self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
-        self._is_told = False
+        self._is_told = self._is_fenced = False
         self._try(self._open)
 
     def _open(self) -> None:
         self._file = supervised_beats()
         if self._file is not None:
-            self._store.on_progress = self.pulse
+            self._store.on_progress, self._store.on_fenced = self.pulse, self._say_fenced
 
     def say(self, *, step: int | None = None, phase: str = "", quiet_s: float = 0.0) -> None:
         """A step, or a phase that begins.
@@ -42,16 +42,18 @@ class Alive:
             quiet_s: how long nothing may be heard from now on.
         """
         self._step = self._step if step is None else step
+        phase = FENCED if self._is_fenced else phase
         if self._file is not None:
             beat, generation, failed = self._file.beat, own_generation(self._store), self._counts.failed
             self._try(
                 lambda: beat(self._step, generation=generation, phase=phase, failed_saves=failed, quiet_s=quiet_s)
             )
 
-    def say_failed(self, error: BaseException) -> None:
-        """A save failed; that this learner was fenced is what a supervisor must know."""
-        is_fenced = isinstance(error, FencedError) or isinstance(error.__cause__, FencedError)
-        self.say(phase=FENCED if is_fenced else "save failed")
+    def _say_fenced(self, is_fenced: bool) -> None:
+        """What a supervisor must know, whoever catches the error: from here on, until this run is recovered here."""
+        if is_fenced != self._is_fenced:
+            self._is_fenced = is_fenced
+            self.say()
 
     def pulse(self) -> None:
         """Something long goes on. Any thread."""

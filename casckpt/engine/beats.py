@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
-from types import TracebackType
 
 import msgspec
 
 from casckpt.digest import check16
-from casckpt.errors import FencedError, StorageError
+from casckpt.errors import StorageError
 from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
 from casckpt.storage.fs import read_file
 from casckpt.storage.process import System, owner_of
 from casckpt.store.catalog import check_name
+from casckpt.store.store import Store
 
 FENCED = "fenced"  # the phase of a process whose run somebody else has recovered
 FOLDER = "CASCKPT_BEATS"  # in the environment: where a supervisor looks for beats
@@ -183,25 +182,22 @@ def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.
     return None if not folder else BeatFile(folder, name, period_s=_SUPERVISED_PERIOD_S)
 
 
-def tell_when_fenced(environment: Mapping[str, str] = os.environ) -> None:
-    """Have a FencedError that nobody catches told to the supervisor; nothing without one.
+def tell_when_fenced(store: Store) -> None:
+    """Have the supervisor told when a handle is fenced, and when that is over; nothing without one.
 
-    Else two supervisors of one run would recover it in turns, each fencing the learner of the other.
+    Else two supervisors of one run would recover it in turns, each fencing the learner of the other. An engine does so
+    by itself.
     """
-    before = sys.excepthook
-    if not environment.get(FOLDER) or getattr(before, "tells_when_fenced", False):
-        return
+    told: list[BeatFile] = []
 
-    def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if isinstance(error, FencedError) or isinstance(error.__cause__, FencedError):
-            with contextlib.suppress(StorageError, FileNotFoundError):
-                beats = supervised_beats(environment=environment)
-                if beats is not None:
-                    beats.beat(phase=FENCED)
-        before(kind, error, traceback)
+    def tell(is_fenced: bool) -> None:
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            if is_fenced and not told:
+                told.extend(filter(None, [supervised_beats()]))
+            for beats in told:
+                beats.beat(phase=FENCED if is_fenced else "")
 
-    tell.tells_when_fenced = True  # type: ignore[attr-defined]
-    sys.excepthook = tell
+    store.on_fenced = tell
 
 
 class BeatFolder:

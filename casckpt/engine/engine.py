@@ -118,6 +118,7 @@ class CheckpointEngine:
         self._points = SafePoints()
         self._alive = Alive(store, self._saves.counts)
         self._request = ""
+        self._untaken = set(self.config.components)  # strategies that wait for a component of their name
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
         self._is_covered = False
         self._stop = 0
@@ -177,6 +178,7 @@ class CheckpointEngine:
         self._reserve([component])
         component.count_from(self.global_step, self._clock())
         self._components[name] = component
+        self._untaken.discard(name)
         self._is_covered = False
         self._saves.dropped.discard(name)
 
@@ -376,8 +378,9 @@ class CheckpointEngine:
             step: a step, or any reference of `Store.snapshot`; -1 for the newest whole consistent snapshot.
             strict: every component of the snapshot must be registered and every registered one must be in it.
             allow_mixed: accept components of different steps; with -1 the newest whole snapshot is taken.
-            branch: name of the branch that the next save opens when this is not the newest step.
-            leave: components that keep their live state.
+            branch: name of a branch that the next save opens; without it one is opened, and named after the step, when
+                this is not the newest step.
+            leave: components that keep their live state, or that the snapshot has and nobody registered.
             allow_pickle: run the pickles of opaque leaves. Only for stores that you trust.
             reseed: explore anew: give every stream of every `RngState` a new one derived from this seed. The next
                 snapshot has it in its labels (`rng.reseed`).
@@ -389,6 +392,7 @@ class CheckpointEngine:
         Raises:
             SaveFailedError: an earlier save failed and nobody was told.
             InvalidInputError: `reseed` is no integer from 0 to 2**63 - 1, or no `RngState` is registered.
+            NotFoundError: there is no such snapshot, or no component of a name in `leave`.
             Otherwise as `Store.resume_into`; then nothing was touched.
         """
         self._enter("restore", is_placing=True)
@@ -396,6 +400,7 @@ class CheckpointEngine:
         streams = self._streams(reseed)
         self.wait()
         ref = "latest" if step == -1 else step
+        self._check_left(leave, ref)
         targets = {name: target for name, target in self.targets().items() if name not in leave}
         left = [*leave, *self.captured_only()]
         report = self.store.resume_into(
@@ -407,6 +412,21 @@ class CheckpointEngine:
                 self._saves.labels |= rng.reseed(reseed)
         self._guards = [] if report.is_fresh else [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
+
+    def _check_left(self, leave: Sequence[str], ref: int | str) -> None:
+        """Refuse a name that leaves nothing: what was meant by it would be overwritten."""
+        if isinstance(leave, str):
+            raise InvalidInputError(f"leave={leave!r}: expected a list of names. Write `leave=[{leave!r}]`.")
+        known = set(self._components)
+        if not known.issuperset(leave):
+            found = self.store.timeline()[-1:] if ref == "latest" else [self.store.snapshot(ref)]
+            known |= {name for snapshot in found for name in snapshot.components}
+        unknown = sorted(set(leave) - known)
+        if unknown:
+            raise NotFoundError(
+                f"leave={unknown}: no such components; nothing was restored. There are {', '.join(sorted(known))}.",
+                names=unknown,
+            )
 
     def targets(self) -> dict[str, Any]:
         """What a restore fills: component name → live object."""
@@ -598,6 +618,13 @@ class CheckpointEngine:
         is_async: bool | None = None,
     ) -> SaveHandle:
         """Capture these components, and those that no snapshot has yet, at one step."""
+        if self._untaken:
+            names = sorted(self._untaken)
+            raise InvalidInputError(
+                f"config: components {names} have strategies, and nothing was registered under these names; there are "
+                f"{', '.join(self._components) or 'none'}. Correct the names, or take them out of the config.",
+                key=f"components.{names[0]}",
+            )
         if self.config.template is not None and not self._is_covered:
             self.coverage(strict=True)
             self._is_covered = True
@@ -610,12 +637,12 @@ class CheckpointEngine:
         try:
             with self._points.saving():
                 return start(self.store, self.global_step, components, facts)
-        except BaseException as error:  # whatever a provider raises
+        except BaseException:  # whatever a provider raises
             for component in components:
                 component.is_overdue = True
             if not any(save.handle.has_failed for save in self._saves.under_way):  # which are counted when taken in
                 self._saves.counts.failed += 1
-            self._alive.say_failed(error)
+            self._alive.say(phase="save failed")
             raise
 
     def _collect(self) -> None:
@@ -626,6 +653,6 @@ class CheckpointEngine:
         """
         try:
             self._saves.collect()
-        except SaveFailedError as error:
-            self._alive.say_failed(error)
+        except SaveFailedError:
+            self._alive.say(phase="save failed")
             raise

@@ -236,7 +236,8 @@ def _cover(
     excused = [path for path in paths if role.unless and _compiled(role.unless).search(path.lower())]
     if excused:
         return RoleCoverage(name, NOT_NEEDED, role.is_required, tuple(excused[:_EXAMPLES_MAX]), f"{excused[0]} says so")
-    return RoleCoverage(name, MISSING, role.is_required, (), f"without it, {role.why}")
+    nowhere = f"nothing is at {', '.join(own)}; " if own else ""
+    return RoleCoverage(name, MISSING, role.is_required, (), f"{nowhere}without it, {role.why}")
 
 
 def _is_of(role: Role, path: str, aliases: list[str]) -> bool:

@@ -158,8 +158,8 @@ class RecoveryCoordinator:
 
         Cost: a restore per snapshot that is tried, and one pass over the weights for the default checks.
 
-        Random streams are as the snapshot has them when this returns, whatever checks drew. Under `casckpt run`, a
-        FencedError that ends the process later is told to the supervisor.
+        Random streams are as the snapshot has them when this returns, whatever checks drew. Under `casckpt run`, the
+        supervisor is told when this handle is fenced later.
 
         Raises:
             NotFoundError: the store is ambiguous or damaged; nothing was touched.
@@ -184,7 +184,8 @@ class RecoveryCoordinator:
         before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
         generation = open_generation(self._store, first, self._told(action, failure))
         attempt = self._begin(first, generation)
-        tell_when_fenced()
+        if not isinstance(targets, CheckpointEngine):
+            tell_when_fenced(self._store)
         if action.kind == FRESH:
             live.start_fresh()
             self._finish(None, generation)

@@ -95,9 +95,11 @@ class Committer:
         verify: str,
         level: Level,
         chunk_size: int,
+        on_fenced: Callable[[], None],
     ) -> None:
         self.places = (root, store_id, system, timeline, keeper, catalog)
         self.options: dict[str, Any] = {"run": run, "verify": verify, "level": level, "chunk_size": chunk_size}
+        self.options["on_fenced"] = self._on_fenced = on_fenced
         self._root = root
         self._store_id = store_id
         self._system = system
@@ -305,6 +307,7 @@ class Committer:
         if newest.number <= own:
             return
         writer = self._timeline.read(newest.seq).envelope
+        self._on_fenced()
         raise FencedError(
             f"run {self._run!r}: generation {newest.number} was opened by pid {writer.pid} on host {writer.host!r}; "
             f"this handle belongs to {own}. Nothing was committed: the run goes on there. Stop this process, or "

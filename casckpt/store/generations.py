@@ -87,6 +87,7 @@ def open_generation(
             applied = store._keeper.applied()
             newest = store._catalog.generation(store.run).number
             if expected is not None and newest != expected:
+                store.on_fenced(True)
                 raise FencedError(
                     f"run {store.run!r}: generation {newest} was opened meanwhile, expected {expected}. Somebody else "
                     "recovers this run; stop, or look again with `casckpt log`.",
@@ -99,6 +100,7 @@ def open_generation(
             if entry is not None:
                 store._keeper.catch_up_after_commit(entry, {})
                 store._committer.generation = body.number
+                store.on_fenced(False)
                 return body.number
 
 

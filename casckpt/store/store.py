@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from casckpt.codec.level import Level
 from casckpt.errors import (
@@ -48,6 +48,8 @@ from casckpt.store.usage import measure
 from casckpt.store.values import Branch, Context, RestoreReport, Snapshot, Stats, VerifyReport
 from casckpt.store.verify import Progress, Verifier
 
+Names = TypeVar("Names", bound=Sequence[str] | None)
+
 
 class Store(SavesInBackground):
     """A snapshot store opened for one run. Made by `casckpt.open`; a context manager."""
@@ -78,6 +80,7 @@ class Store(SavesInBackground):
         self._restorer = Restorer(self._keeper, self._catalog)
         self._leases = Leases(root, system, is_silent=read_only)
         self.on_progress: Callable[[], None] = lambda: None  # often, by any thread, while much is read or written
+        self.on_fenced: Callable[[bool], None] = lambda is_fenced: None  # any thread: a FencedError, or a way out of it
         self._keeper.reader.pulse = self._pulse
         self._committer = Committer(
             root,
@@ -90,6 +93,7 @@ class Store(SavesInBackground):
             verify=verify,
             level=level,
             chunk_size=document.chunk_size,
+            on_fenced=lambda: self.on_fenced(True),
         )
         self._chooser = Chooser(self._timeline, self._keeper, self._catalog, run)
         self._drafter = Drafter(self._committer.stored_ring)
@@ -272,9 +276,10 @@ class Store(SavesInBackground):
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return None
+            position = self._chooser.position_at(found[0], branch, heads)
             with self._noting_damage(found[0]):
                 state = self._restorer.values(found[0], _listed(only), device, allow_pickle=allow_pickle)
-            self._committer.stand_at(self._chooser.position_at(found[0], branch, heads))
+            self._committer.stand_at(position)
             return state
 
     def resume_into(
@@ -309,10 +314,10 @@ class Store(SavesInBackground):
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
-            if strict:
-                self._check_all_given(found[0], {*targets, *leave})
+            self._check_given(found[0], targets, leave, strict)
+            position = self._chooser.position_at(found[0], branch, heads)
             report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
-            self._committer.stand_at(self._chooser.position_at(found[0], branch, heads))
+            self._committer.stand_at(position)
             return report
 
     def _restore_into(
@@ -335,9 +340,14 @@ class Store(SavesInBackground):
         not_stored = tuple(sorted(set(targets) - set(snapshot.components)))
         return RestoreReport(snapshot, facts, left, tuple(skipped), casts, draws, not_stored)
 
-    def _check_all_given(self, snapshot_id: SnapshotId, named: Collection[str]) -> None:
-        left = sorted(set(self._catalog.load(snapshot_id).components) - set(named))
-        if left:
+    def _check_given(
+        self, snapshot_id: SnapshotId, targets: Collection[str], leave: Sequence[str], strict: bool
+    ) -> None:
+        both = sorted({*targets} & {*_listed(leave, "leave")})
+        if both:
+            raise InvalidInputError(f"{both} have targets and are in leave= too. Name each in one of them.", names=both)
+        left = sorted({*self._catalog.load(snapshot_id).components} - {*targets, *leave})
+        if left and strict:
             raise MismatchError(
                 f"the snapshot also has {left}, for which no target is given; they would start over in silence. Give "
                 "them, name them in leave=, or pass strict=False.",
@@ -658,7 +668,7 @@ class Store(SavesInBackground):
             yield
 
 
-def _listed(only: Sequence[str] | None) -> Sequence[str] | None:
-    if isinstance(only, str):
-        raise InvalidInputError(f"only={only!r}: expected a list of names. Write `only=[{only!r}]`.")
-    return only
+def _listed(names: Names, option: str = "only") -> Names:
+    if isinstance(names, str):
+        raise InvalidInputError(f"{option}={names!r}: expected a list of names. Write `{option}=[{names!r}]`.")
+    return names

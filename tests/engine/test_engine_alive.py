@@ -13,7 +13,7 @@ import pytest
 
 import casckpt
 from casckpt.engine.beats import Beat, BeatFolder
-from casckpt.recovery import open_generation
+from casckpt.recovery import RecoveryCoordinator, open_generation
 from casckpt.storage.process import System
 from tests.engine.clocks import Clock, Disk
 from tests.unit.stores import open_store
@@ -107,6 +107,36 @@ def test_engine_that_is_fenced_says_so_even_when_it_is_closed(
         engine.save(2)
         engine.wait()
     assert (heard(folder).phase, heard(folder).generation) == ("fenced", 0)
+
+
+def test_fence_is_told_to_a_supervisor_whoever_hears_of_it_until_the_run_is_recovered_here(
+    tmp_path: Path, store: casckpt.Store, folder: BeatFolder
+) -> None:
+    with casckpt.CheckpointEngine(store, save_budget=None) as engine:
+        engine.register("w", {"w": np.zeros(8)}, casckpt.SaveStrategy(every_steps=1))
+        engine.save(1, async_mode=False)
+        with open_store(tmp_path / "store", create=False) as other:
+            open_generation(other, other.snapshot())
+        handle = engine.step(2)
+        assert handle is not None
+        assert isinstance(handle.exception(), casckpt.FencedError)  # the program takes it, and says nothing
+        assert heard(folder).phase == "fenced"
+        engine.step(3)
+        assert (heard(folder).step, heard(folder).phase) == (3, "fenced")
+        with pytest.raises(casckpt.SaveFailedError):
+            engine.wait()
+        assert RecoveryCoordinator(store).recover(engine).generation == 2
+        engine.step(2)
+        assert heard(folder).phase != "fenced"
+        engine.wait()
+    with casckpt.open(tmp_path / "store") as store, open_store(tmp_path / "store", create=False) as other:
+        RecoveryCoordinator(store).recover({"w": {"w": np.zeros(8)}})
+        open_generation(other, other.snapshot())
+        with pytest.raises(casckpt.FencedError):
+            store.commit(3, {"w": {"w": np.ones(8)}})
+        assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", "fenced"}
+        RecoveryCoordinator(store).recover({"w": {"w": np.zeros(8)}})
+        assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", ""}
 
 
 def test_folder_of_beats_that_is_gone_stops_no_training(

@@ -205,6 +205,12 @@ def test_strategies_of_the_config_are_those_of_the_components(store_path: Path) 
         ]
         with pytest.raises(InvalidInputError, match="overlap='never'"):
             CheckpointEngine(store, overlap="never")
+        engine.close()
+        with CheckpointEngine(store, config={"components": {"polcy": {"every_steps": 5}}}) as engine:
+            engine.register("policy", {"a": 1})
+            with pytest.raises(InvalidInputError, match=r"components \['polcy'\].*there are policy") as refused:
+                engine.save(1)
+        assert (refused.value.key, store.steps()) == ("components.polcy", [])
 
 
 def test_engine_with_a_store_of_its_own_closes_it(tmp_path: Path) -> None:

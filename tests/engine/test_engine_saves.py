@@ -20,6 +20,7 @@ from casckpt.errors import (
     BusyError,
     InvalidInputError,
     MismatchError,
+    NotFoundError,
     OutOfSpaceError,
     SaveFailedError,
     StoreWarning,
@@ -470,6 +471,29 @@ def test_strict_restore_needs_every_component_on_both_sides(store_path: Path, cl
             report = engine.restore(strict=False)
             assert live["policy"] == {"a": 1}
             assert missing in (*report.not_restored, *report.not_stored)
+
+
+def test_name_that_leaves_nothing_is_refused_before_anything_is_restored(store_path: Path, clock: Clock) -> None:
+    policy, extra = {"a": 0}, {"b": 0}
+    with open_store(store_path) as store:
+        engine = CheckpointEngine(store, clock=clock)
+        engine.register("policy", policy)
+        engine.register("extra", extra)
+        with pytest.raises(NotFoundError, match=r"leave=\['buffer'\].*extra, policy"):
+            engine.restore(leave=["buffer"])  # a fresh start has no other names than these
+        store.commit(1, {"policy": {"a": 1}, "buffer": {"b": 1}})
+        for leave, message in (
+            (["polcy"], r"\['polcy'\].*There are buffer, extra, policy"),
+            ("policy", "list of names"),
+        ):
+            for step in (-1, 1):
+                with pytest.raises((NotFoundError, InvalidInputError), match=message):
+                    engine.restore(step, strict=False, leave=leave)
+        with pytest.raises(AlreadyExistsError, match="'main' is a tag or a branch already"):
+            engine.restore(strict=False, branch="main")
+        assert policy == {"a": 0}
+        engine.restore(leave=["buffer", "extra"])  # which only the snapshot has, and which only this program has
+        assert (policy, extra) == ({"a": 1}, {"b": 0})
 
 
 def test_engine_with_a_template_refuses_a_save_that_lacks_something(store: Any, clock: Clock) -> None:

@@ -130,6 +130,8 @@ def test_role_under_a_name_of_ones_own_is_found_where_it_is_said_to_be() -> None
     del state["policy"]
     assert check_complete("ppo", paths_of(state)).missing == ("policy",)
     assert check_complete("ppo", paths_of(state), aliases={"policy": ["stuff"]}).is_complete
+    with pytest.raises(casckpt.InvalidInputError, match="nothing is at stuf; without it"):
+        check_complete("ppo", paths_of(state), aliases={"policy": ["stuf"]}, strict=True)
     with pytest.raises(casckpt.InvalidInputError, match="polcy"):
         check_complete("ppo", paths_of(state), aliases={"polcy": ["stuff"]})
 

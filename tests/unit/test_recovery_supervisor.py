@@ -497,17 +497,23 @@ import sys
 import casckpt
 from casckpt.recovery import RecoveryCoordinator, last_failure, open_generation
 
+hook = sys.excepthook
+
 open(sys.argv[1] + ".lives", "a").write("x")
 with casckpt.open(sys.argv[1], create=True) as store, casckpt.open(sys.argv[1]) as other:
     report = RecoveryCoordinator(store).recover({"n": [0]}, last_failure())
     open_generation(other, None)
-    store.commit(1, {"n": [1]})
+    assert sys.excepthook is hook  # which is the program's own
+    try:
+        store.commit(1, {"n": [1]})
+    except casckpt.FencedError:  # whatever a program makes of it
+        sys.exit(7)
 """
 
 
 @pytest.mark.full
 def test_learner_without_an_engine_that_is_fenced_is_not_started_again_either(tmp_path: Path) -> None:
     supervisor = Supervisor([*python(RECOVERING), str(tmp_path / "store")], settings=PATIENT, oom_kills=lambda: None)
-    assert supervisor.run() == 1
+    assert supervisor.run() == 7
     assert (tmp_path / "store.lives").read_text() == "x"
-    assert supervisor.status.last_failure == FailureInfo("lost-head", None, "exit code 1; it was fenced")
+    assert supervisor.status.last_failure == FailureInfo("lost-head", None, "exit code 7; it was fenced")

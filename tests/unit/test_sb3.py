@@ -477,6 +477,26 @@ def test_what_a_subclass_of_a_monitor_keeps_is_captured_or_named() -> None:
 
 
 @pytest.mark.full
+def test_episodes_of_a_long_run_cost_what_was_added_and_come_back(open_store: Any) -> None:
+    env, other = Monitor(gymnasium.make("CartPole-v1")), Monitor(gymnasium.make("CartPole-v1"))
+    env.reset(seed=1)
+    luck = np.random.default_rng(0)
+    env.episode_returns, env.episode_lengths = luck.standard_normal(20_000).tolist(), list(range(20_000))
+    store, added = open_store(), []
+    for step in range(1, 4):
+        env.episode_returns.append(luck.random())
+        env.episode_lengths.append(step)
+        added.append(store.commit(step, {"env": EnvState(env)}).stored_bytes)
+    assert added[0] > 100_000  # of 160 KB that cannot be compressed
+    assert max(added[1:]) < 10_000
+    store.restore_into({"env": EnvState(other)})
+    assert other.get_episode_rewards() == env.episode_returns
+    assert other.get_episode_lengths() == env.episode_lengths
+    assert {type(each) for each in other.episode_lengths} == {int}
+    assert len(other.get_episode_times()) == 20_003
+
+
+@pytest.mark.full
 def test_component_of_a_users_own_takes_part_under_a_name_of_its_own(open_store: Any) -> None:
     store, curriculum = open_store(), {"level": np.array([3])}
     train(ppo(), store, total=32, extra={"curriculum": curriculum})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import casckpt
-from casckpt.errors import MismatchError
+from casckpt.errors import InvalidInputError, MismatchError
 from tests.unit.stores import open_store
 
 
@@ -24,6 +24,10 @@ def test_component_named_in_leave_needs_no_target_and_is_reported(path: Path) ->
     with open_store(path) as store:
         with pytest.raises(MismatchError, match=r"also has \['buffer'\].*leave="):
             store.resume_into({"policy": policy})
+        for leave, message in ((["buffer", "policy"], r"\['policy'\] have targets"), ("buffer", "list of names")):
+            with pytest.raises(InvalidInputError, match=message):
+                store.resume_into({"policy": policy}, leave=leave)
+        assert policy.tolist() == [0, 0, 0]
         report = store.resume_into({"policy": policy}, leave=["buffer"])
     assert policy.tolist() == [1, 1, 1]
     assert report.not_restored == ("buffer",)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import casckpt
-from casckpt import CasckptError, FencedError, RngState, StorageError
+from casckpt import CasckptError, RngState, StorageError
 from casckpt.demo._ppo import network, seed_global_streams
 from casckpt.demo.distributed._exchange import Exchange
 from casckpt.demo.distributed._messages import (
@@ -32,7 +32,6 @@ from casckpt.demo.distributed._messages import (
     rows_of,
     write_addresses,
 )
-from casckpt.engine.beats import FENCED
 from casckpt.recovery import (
     BeatFile,
     BeatServer,
@@ -182,13 +181,8 @@ def train(path: str, learner: Learner, work: str, key: str) -> None:
             Exchange(gate, key, silent=lambda: _silent(server)) as exchange,
         ):
             write_addresses(work, Addresses(server.address, exchange.address))
-            try:
-                while os.getppid() == parent:
-                    _update(store, learner, exchange, gate, beats)
-            except FencedError:
-                if beats is not None:
-                    beats.beat(learner.progress["update"], phase=FENCED)  # its supervisor starts no other one
-                raise
+            while os.getppid() == parent:
+                _update(store, learner, exchange, gate, beats)
 
 
 def _update(

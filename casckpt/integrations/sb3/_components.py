@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.save_util import recursive_getattr
 
+from casckpt.engine.strategy import check_choice
 from casckpt.errors import InvalidInputError
 from casckpt.integrations.replay import rings
 from casckpt.integrations.sb3._environments import NormalizerState, VecEnvState
 from casckpt.integrations.sb3._parts import Clock, Exploration, Noise, Observation, Pending, Progress
+from casckpt.replay.ring import TRUSTS
 from casckpt.state.rng import RngState
 
 if TYPE_CHECKING:
@@ -48,9 +50,10 @@ def components(
     Costs nothing until it is committed; weights, optimizers and replay rows are referred to, not copied.
 
     Raises:
-        InvalidInputError: the model has no environment, or `extra` takes a name that is in use.
+        InvalidInputError: the model has no environment, `extra` takes a name that is in use, or there is no such trust.
         UnsupportedStateError: a replay buffer keeps rows as Python objects.
     """
+    check_choice("replay_trust", replay_trust, TRUSTS)
     if model.env is None:
         raise InvalidInputError("the model has no environment: a training cannot go on. Call `model.set_env(env)`.")
     found = _networks(model)

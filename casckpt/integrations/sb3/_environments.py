@@ -2,7 +2,8 @@
 
 Each wrapper contributes its plain attributes, with `VecNormalize` (statistics *and* the returns under way) and
 `VecFrameStack` opened up. The environments themselves are captured where they live: in this process directly, in
-worker processes through `StatefulEnv`, a wrapper that they were built with. What is not captured is a reason by path in
+worker processes through `StatefulEnv`, a wrapper that they were built with. A `VecEnv` that simulates all of them in
+arrays of its own is captured as one object, wholly or not at all. What is not captured is a reason by path in
 `left_out`, never silence.
 """
 
@@ -15,11 +16,12 @@ from typing import Any
 import gymnasium
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.stacked_observations import StackedObservations
 
 from casckpt.errors import CasckptError, MismatchError, UnsupportedStateError
 from casckpt.integrations.gymnasium import EnvState, register_env_adapter
+from casckpt.integrations.gymnasium.histories import column, listed
 from casckpt.integrations.gymnasium.nodes import Finding
 from casckpt.integrations.gymnasium.parts import Parts, parts_of, tree_of
 from casckpt.integrations.sb3._attributes import copied, put_attributes, take_attributes
@@ -31,9 +33,13 @@ _NO_STATE = {
     *("obs_spaces", "waiting", "t_start", "results_writer", "info_keywords"),
 }
 _PENDING_RESET = ("_seeds", "_options")  # of the innermost VecEnv: used up by the next reset
-
+_SHOWN_MAX = 8  # reasons in a message
+_WRAP = (
+    "Build each with `casckpt.integrations.sb3.StatefulEnv` around it (make_vec_env(..., wrapper_class=StatefulEnv))"
+)
 
 _MONITORED = ("rewards", "needs_reset", "episode_returns", "episode_lengths", "total_steps", "current_reset_info")
+_LISTED = ("rewards", "episode_returns", "episode_lengths")  # which grow with the run
 _OF_MONITOR = frozenset(vars(Monitor(gymnasium.Env())))  # what every one has
 
 
@@ -42,7 +48,8 @@ def _monitor_state(monitor: Monitor[Any, Any]) -> dict[str, Any]:
 
     When episodes ended is left to the clock, its file to whoever opened it, generators and spaces to `EnvState`.
     """
-    state = {name: copied(getattr(monitor, name)) for name in _MONITORED}
+    state = {name: copied(getattr(monitor, name)) for name in _MONITORED if name not in _LISTED}
+    state |= {name: column(getattr(monitor, name)) for name in _LISTED}
     left_out: dict[str, str] = {}
     drawing = {name for name, value in vars(monitor).items() if isinstance(value, gymnasium.Space) or kind_of(value)}
     own = take_attributes(monitor, _OF_MONITOR | drawing, left_out)
@@ -51,7 +58,7 @@ def _monitor_state(monitor: Monitor[Any, Any]) -> dict[str, Any]:
 
 def _put_monitor(monitor: Monitor[Any, Any], state: dict[str, Any]) -> None:
     for name in _MONITORED:
-        setattr(monitor, name, copied(state[name]))
+        setattr(monitor, name, listed(state[name]) if name in _LISTED else copied(state[name]))
     put_attributes(monitor, state.get("own", {}))
     monitor.episode_times = [math.nan] * len(monitor.episode_returns)
 
@@ -60,7 +67,7 @@ def _monitor_findings(state: dict[str, Any], path: str) -> list[Finding]:
     return [Finding(f"{path}.{name}", reason) for name, reason in state.get("left_out", {}).items()]
 
 
-register_env_adapter(Monitor, _monitor_state, _put_monitor, find=_monitor_findings)
+register_env_adapter(Monitor, _monitor_state, _put_monitor, find=_monitor_findings, gives_copies=True)
 
 
 class VecEnvState:
@@ -106,7 +113,8 @@ class VecEnvState:
         """
         layers = dict(self._layers())
         found = [*layers, f"{self._venv.num_envs} environments"]
-        expected = [*state["layers"], f"{len(state['environments'])} environments"]
+        states = state["environments"]
+        expected = [*state["layers"], f"{states['count'] if isinstance(states, dict) else len(states)} environments"]
         if found != expected:
             raise MismatchError(
                 f"the environments are wrapped otherwise than when they were captured: expected {expected}, found "
@@ -117,9 +125,12 @@ class VecEnvState:
             _put_layer(layer, state["layers"][name])
         for name, value in state["pending_reset"].items():
             setattr(self._venv.unwrapped, name, copied(value))
-        self._put_environments(state["environments"])
+        if isinstance(states, dict):
+            self._put_vectorised(states)
+        else:
+            self._put_environments(states)
         self.lacking = list(state["not_captured"])
-        self.needs_reset = any(each is None for each in state["environments"])
+        self.needs_reset = None in (states.values() if isinstance(states, dict) else states)
 
     def _layers(self) -> Iterator[tuple[str, VecEnvWrapper]]:
         layer, number = self._venv, 0
@@ -128,21 +139,43 @@ class VecEnvState:
                 yield f"{number}-{type(layer).__name__}", layer
             layer, number = layer.venv, number + 1
 
-    def _environments(self) -> list[Any]:
+    def _environments(self) -> list[Any] | dict[str, Any]:
         envs = getattr(self._venv.unwrapped, "envs", None)
         if envs is not None:
             return [self._noted(i, EnvState(env, strict=False).state_dict()) for i, env in enumerate(envs)]
-        if not all(self._venv.env_is_wrapped(StatefulEnv)):
-            self.left_out["environments"] = (
-                "they run in worker processes and cannot be reached. Build each with "
-                "`casckpt.integrations.sb3.StatefulEnv` around it (make_vec_env(..., wrapper_class=StatefulEnv))"
-            )
+        if not self._has_stateful_workers():
+            if not isinstance(self._venv.unwrapped, SubprocVecEnv):
+                return self._vectorised(self._venv.unwrapped)
+            self.left_out["environments"] = f"they run in worker processes and cannot be reached. {_WRAP}"
             return [None] * self._venv.num_envs
         answers = self._venv.env_method("casckpt_state")
         failures = [f"environment {number}: {reason}" for number, (_, reason) in enumerate(answers) if reason]
         if failures:
             raise UnsupportedStateError("; ".join(failures), path="env/environments")
         return [self._noted(number, tree_of(parts)) for number, (parts, _) in enumerate(answers)]
+
+    def _has_stateful_workers(self) -> bool:
+        try:
+            return all(self._venv.env_is_wrapped(StatefulEnv))
+        except (NotImplementedError, AttributeError):  # of a class that has no environments to ask
+            return False
+
+    def _vectorised(self, venv: VecEnv) -> dict[str, Any]:
+        """All environments as one object. A part of a simulation is no state of it: then nothing is stored of it."""
+        state = EnvState(venv, strict=False).state_dict()
+        gaps = state["not_captured"]
+        if gaps:
+            self.left_out["environments"] = (
+                f"{type(venv).__name__} simulates all of them itself, and holds what cannot be captured: "
+                f"{'; '.join(gaps[:_SHOWN_MAX])}. Its wrappers are captured; of itself nothing is. Give the class "
+                "state_dict() and load_state_dict(), or an adapter (casckpt.integrations.gymnasium."
+                f"register_env_adapter). If it has workers that run Gymnasium environments: {_WRAP}"
+            )
+        return {"count": venv.num_envs, "vectorised": None if gaps else state}
+
+    def _put_vectorised(self, states: dict[str, Any]) -> None:
+        if states["vectorised"] is not None:
+            EnvState(self._venv.unwrapped, strict=False).load_state_dict(states["vectorised"])
 
     def _noted(self, number: int, state: dict[str, Any]) -> dict[str, Any]:
         for line in state["not_captured"]:
