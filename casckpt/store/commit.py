@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -482,13 +482,11 @@ def test_name_that_leaves_nothing_is_refused_before_anything_is_restored(store_p
         with pytest.raises(NotFoundError, match=r"leave=\['buffer'\].*extra, policy"):
             engine.restore(leave=["buffer"])  # a fresh start has no other names than these
         store.commit(1, {"policy": {"a": 1}, "buffer": {"b": 1}})
-        for leave, message in (
-            (["polcy"], r"\['polcy'\].*There are buffer, extra, policy"),
-            ("policy", "list of names"),
-        ):
-            for step in (-1, 1):
-                with pytest.raises((NotFoundError, InvalidInputError), match=message):
-                    engine.restore(step, strict=False, leave=leave)
+        for step in (-1, 1):
+            with pytest.raises(NotFoundError, match=r"\['polcy'\].*There are buffer, extra, policy"):
+                engine.restore(step, strict=False, leave=["polcy"])
+            with pytest.raises(InvalidInputError, match="list of names"):
+                engine.restore(step, strict=False, leave="policy")
         with pytest.raises(AlreadyExistsError, match="'main' is a tag or a branch already"):
             engine.restore(strict=False, branch="main")
         assert policy == {"a": 0}

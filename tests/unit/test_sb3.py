@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback  # noq
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.monitor import Monitor  # noqa: E402
 from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize  # noqa: E402
 
 import casckpt  # noqa: E402
 from casckpt.engine.templates import check_complete, paths_of  # noqa: E402
@@ -368,6 +368,57 @@ def test_environments_in_worker_processes_are_refused_without_their_wrapper(open
     with pytest.raises(casckpt.UnsupportedStateError, match=r"worker processes.*wrapper_class=StatefulEnv"):
         train(model, open_store())
     model.env.close()
+
+
+class Drift(VecEnv):
+    """Simulates all its environments in one array, as those on a GPU do."""
+
+    def __init__(self, handle: Any = None) -> None:
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+        super().__init__(2, box, gymnasium.spaces.Discrete(2))
+        self.luck, self.position, self.handle = np.random.default_rng(5), np.zeros((2, 3), np.float32), handle
+
+    def reset(self) -> Any:
+        self.position[:] = 0
+        return self.position.copy()
+
+    def step_async(self, actions: Any) -> None:
+        self.position += self.luck.standard_normal((2, 3)) * (1 + actions[:, None])
+
+    def step_wait(self) -> Any:
+        return self.position.copy(), self.position[:, 0].copy(), np.zeros(2, bool), [{}, {}]
+
+    def close(self) -> None: ...
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name, None)] * 2
+
+    set_attr = env_method = None
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        raise NotImplementedError
+
+
+@pytest.mark.full
+def test_environments_that_their_vector_simulates_itself_go_on_or_are_named(open_store: Any) -> None:
+    ends = []
+    for run, stops in (("whole", [1000]), ("broken", [40, 1000])):
+        for stop in stops:
+            model = ppo(env=VecNormalize(Drift()))
+            train(model, open_store(run=run), others=[Watch(lambda live, at=stop: live.num_timesteps < at)])
+        ends.append(model)
+    np.testing.assert_array_equal(ends[0]._last_obs, ends[1]._last_obs)
+    assert ends[0].env.unwrapped.luck.random() == ends[1].env.unwrapped.luck.random()
+    message = r"environments: Drift simulates all .* captured: env\.handle: .*object.*state_dict\(\).*StatefulEnv"
+    with pytest.raises(casckpt.UnsupportedStateError, match=message):
+        train(ppo(env=Drift(object())), open_store(run="refused"))
+    with pytest.warns(casckpt.StoreWarning, match=message):
+        train(ppo(env=Drift(object())), open_store(run="lenient"), total=32, strict=False)
+    model = ppo(env=Drift(object()))
+    with pytest.warns(casckpt.StoreWarning, match="go on without environments: Drift .* and begin new episodes"):
+        resume(model, CheckpointCallback(open_store(run="lenient"), every_steps=1, strict=False), TOTAL)
+    assert model._last_obs is None
+    assert model.env.luck.bit_generator.state == Drift().luck.bit_generator.state  # nothing of it was restored
 
 
 @pytest.mark.full

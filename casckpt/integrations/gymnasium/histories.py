@@ -1,7 +1,7 @@
 """Lists of numbers that grow with a run, such as the return of every episode, as arrays that cost what was added.
 
-A list of plain numbers is one scalar of a snapshot, and stored anew whenever it changes. An array whose room doubles has
-the same shape, and nearly the same bytes, in two commits that follow each other.
+A list of plain numbers is one scalar of a snapshot, and stored anew whenever it changes. An array whose room doubles
+has the same shape, and nearly the same bytes, in two commits that follow each other.
 """
 
 from __future__ import annotations
