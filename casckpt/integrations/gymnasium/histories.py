@@ -26,4 +26,4 @@ def column(values: list[Any]) -> Any:
 
 def listed(stored: Any) -> list[Any]:
     """The list of which `column` was made."""
-    return stored[1][: stored[0]].tolist() if isinstance(stored, tuple) else list(stored)  # type: ignore[no-any-return]
+    return stored[1][: stored[0]].tolist() if isinstance(stored, tuple) else list(stored)

@@ -25,9 +25,10 @@ class StoreSink:
     def __init__(
         self, store: Store, *, every_steps: int | None, async_mode: bool | None, necessity: Mapping[str, str]
     ) -> None:
-        self._every_steps = SaveStrategy(every_steps=every_steps).every_steps
-        if self._every_steps is None:
+        if every_steps is None:
             raise InvalidInputError("every_steps: expected how many environment steps lie between two commits")
+        SaveStrategy(every_steps=every_steps)  # refuses what is no such number
+        self._every_steps = every_steps
         self.store = store
         self._commit = store.commit if async_mode is False else store.commit_async
         self._necessity = necessity
