@@ -92,6 +92,11 @@ def decode_cost(encoded: Encoded, plain_size: int) -> int:
     return {ZSTD: 2 + round(4 * share), PLANES: 11}[encoded.codec]
 
 
+def burden(share: float, cost: float, price: float) -> float:
+    """Share of a chunk that a form takes, and what decoding it costs as a share of the chunk."""
+    return share + price * cost / COST_UNIT
+
+
 def prediction_cost(kind: int, itemsize: int) -> int:
     """Cost of evaluating one kind of formula, whose first operand has such items, and applying what it misses."""
     cost = PREDICTION_COSTS.get(kind, _PREDICTION_COST)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from casckpt.codec.contract import TRIAL_INTERVAL, Encoded, Hint
-from casckpt.codec.level import COST_MAX, COST_UNIT, PREDICTED_PRICE, Level, decode_cost
+from casckpt.codec.level import COST_MAX, PREDICTED_PRICE, Level, burden, decode_cost
 
 FAILURES_MAX = 3  # one chunk of a leaf may change in all places while the others do not
 CERTAIN = 0.5  # share of the next best form under which a prediction is the one: others are not tried any more
@@ -74,8 +74,7 @@ class Memory:
     def is_worth(self, form: Encoded, plain_size: int, price: float) -> bool:
         """Whether a form with a base saves enough for what it costs to decode."""
         price = max(price, PREDICTED_PRICE) if self.prediction is not None else price
-        saved = self._alone_share - share_of(form, plain_size)
-        return saved >= price * decode_cost(form, plain_size) / COST_UNIT
+        return burden(share_of(form, plain_size), decode_cost(form, plain_size), price) <= self._alone_share
 
     def learn_difference(self, form: Encoded | None, plain_size: int, *, is_far: bool = False) -> None:
         """Remember what a difference takes; None: too much. One to a far base that fails says nothing of near ones."""
@@ -121,7 +120,7 @@ class Memory:
 
     def worth_of_difference(self, cost: int, price: float) -> float:
         """Share of the chunk that a form of this decoding cost must stay under to be better than a difference."""
-        return self.difference_share - price * max(0, cost - self.difference_cost) / COST_UNIT
+        return min(self.difference_share, burden(self.difference_share, self.difference_cost - cost, price))
 
     def is_hopeless(self, *, is_far: bool) -> bool:
         """Whether the last few differences did not pay: until the next trial no base is read for one."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
-from casckpt.codec.level import COST_MAX, COST_UNIT, DEPTH_MAX, decode_cost, prediction_cost
+from casckpt.codec.level import COST_MAX, DEPTH_MAX, burden, decode_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
 from casckpt.codec.models import NEAR, ROUNDING, Model
 from casckpt.digest import digest
@@ -511,8 +511,8 @@ def _stored_size(outcome: Outcome) -> int:
 
 
 def _burden(outcome: Outcome, price: float) -> float:
-    """Bytes that a record takes, and what decoding it costs in bytes."""
-    return _stored_size(outcome) + price * outcome.size * outcome.own_cost / COST_UNIT
+    """Of a record as it is, whatever its bases cost."""
+    return burden(_stored_size(outcome) / outcome.size, outcome.own_cost, price)
 
 
 def moved(object_id: ObjectId) -> ConcurrentMutationError:

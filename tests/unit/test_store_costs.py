@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.corpora._adamw import WideAdamW
 from casckpt.codec.contract import PREDICTION, Encoded
 from casckpt.codec.formulas import KINDS
 from casckpt.codec.level import COST_UNIT, LEVELS, decode_cost, prediction_cost
@@ -75,15 +76,17 @@ def _own_cost(reader: Any, object_id: ObjectId, place: Place) -> int:
 # --- what is trained ---
 
 
-def _network(seed: int = 0, layer_count: int = 2, size: int = SIZE) -> torch.nn.Sequential:
+def _network(
+    seed: int = 0, layer_count: int = 2, size: int = SIZE, dtype: torch.dtype = torch.float32
+) -> torch.nn.Sequential:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(layer_count)])
+    return torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False, dtype=dtype) for _ in range(layer_count)])
 
 
 def _train(net: torch.nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
-    size = net[0].in_features
-    (net(torch.randn(16, size)) - torch.randn(16, size)).square().mean().backward()
+    size, dtype = net[0].in_features, net[0].weight.dtype
+    (net(torch.randn(16, size, dtype=dtype)) - torch.randn(16, size)).square().mean().backward()
     optimizer.step()
 
 
@@ -96,6 +99,17 @@ def by(make: Callable[..., torch.optim.Optimizer], count: int = 24, **options: A
     net = _network()
     optimizer = make(net.parameters(), **options)
     for _ in range(count):
+        _train(net, optimizer)
+        yield _copied(net=net, optimizer=optimizer)
+
+
+def narrow(make: Callable[..., torch.optim.Optimizer]) -> Iterator[dict[str, Any]]:
+    """bf16 weights, of which some move at every step and others hardly ever."""
+    net = _network(layer_count=3, size=2 * SIZE, dtype=torch.bfloat16)
+    optimizer = make(
+        [{"params": layer.parameters(), "lr": 10.0**-power} for layer, power in zip(net, (3, 4, 6), strict=True)]
+    )
+    for _ in range(24):
         _train(net, optimizer)
         yield _copied(net=net, optimizer=optimizer)
 
@@ -150,6 +164,8 @@ def compressible(count: int = 6) -> Iterator[dict[str, Any]]:
 HISTORIES: dict[str, tuple[str, Callable[[], Iterator[dict[str, Any]]]]] = {
     "compressible": ("fast", compressible),
     "AdamW": ("balanced", lambda: by(torch.optim.AdamW, lr=1e-3)),
+    "bf16": ("small", lambda: narrow(torch.optim.AdamW)),
+    "bf16, moments of float32": ("small", lambda: narrow(WideAdamW)),
     "RMSprop": ("balanced", lambda: by(torch.optim.RMSprop, lr=1e-3, centered=True, momentum=0.9)),
     "targets and copies": ("balanced", followed),
     "turns": ("balanced", in_turns),
