@@ -13,6 +13,7 @@ from casckpt.cli._screen import finish, let_go_of
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--store", "store_path", metavar="STORE", help="Where COMMAND commits: for /metrics, and as progress.")
+@click.option("--run", "name", metavar="R", help="The run in STORE that COMMAND continues. [default: any]")
 @click.option("--restarts", default=10, metavar="N", show_default=True, help="Restarts in a row without progress.")
 @click.option(
     "--silence", default=30.0, metavar="S", show_default=True, help="Seconds without a beat that are a failure."
@@ -26,6 +27,7 @@ from casckpt.cli._screen import finish, let_go_of
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
     store_path: str | None,
+    name: str | None,
     restarts: int,
     silence: float,
     deadline: float,
@@ -49,7 +51,7 @@ def run(
             let_go_of(sys.stderr)
 
     def newest() -> str | None:
-        found = None if store_path is None else newest_snapshot(store_path)
+        found = None if store_path is None else newest_snapshot(store_path, name)
         return None if found is None else found.id
 
     supervisor = Supervisor(
@@ -65,7 +67,8 @@ def run(
     try:
         with contextlib.ExitStack() as stack:
             if port is not None:
-                stack.enter_context(HealthServer(supervisor.status, store_path=store_path, host=host, port=port))
+                served = HealthServer(supervisor.status, store_path=store_path, run=name, host=host, port=port)
+                stack.enter_context(served)
             code = supervisor.run()
     finally:
         for number, handler in old.items():

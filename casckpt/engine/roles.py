@@ -39,7 +39,7 @@ class Template:
     member_roles: tuple[Role, ...] = ()
 
 
-_IN_BUFFERS = r"replay|rollout|buffer|trajector"
+IN_BUFFERS = r"replay|rollout|buffer|trajector"
 _SET_ASIDE = r"optim|sched|target|tgt|normali[sz]|(^|/)(env|callbacks|replay|rollout)"
 _OPTIMIZER = r"(^|[/._])(optim|opt([/._]|$))"
 _JOINT_OPTIMIZER = r"^(optimizers?|optim|opt)/(state|param_groups)"
@@ -59,7 +59,7 @@ _SHARED = (
         "counters",
         "schedules, logs and step numbers start over",
         _named("progress|counters?|num_timesteps|steps?|updates?|global_steps?|trainer|iterations?|epochs?"),
-        besides=rf"{_OPTIMIZER}|{_IN_BUFFERS}|(^|/)(env|callbacks|log|logger)",
+        besides=rf"{_OPTIMIZER}|{IN_BUFFERS}|(^|/)(env|callbacks|log|logger)",
     ),
     *(
         Role(f"random stream of {name}", "draws repeat or differ", rf"(^|/)(rng|random|seeds?)\w*/(.*/)?{name}")
@@ -76,7 +76,7 @@ _LOOP = (
         "last observation",
         "the first transition after a resume is wrong",
         r"(^|[/_.])(last_)?(obs|observations?)([/_.]|$)",
-        besides=rf"{_IN_BUFFERS}|obs_rms|normali[sz]|observation_space|obs_space",
+        besides=rf"{IN_BUFFERS}|obs_rms|normali[sz]|observation_space|obs_space",
     ),
     Role(
         "normaliser",
@@ -130,7 +130,7 @@ TEMPLATES: dict[str, Template] = {
                     "target critics",
                     "targets jump to the live critics",
                     r"target|tgt",
-                    besides=rf"{_OPTIMIZER}|target_entropy|{_IN_BUFFERS}",
+                    besides=rf"{_OPTIMIZER}|target_entropy|{IN_BUFFERS}",
                 ),
                 Role("actor optimizer", "moments start over", _optimizer("actor|policy|pi")),
                 Role("critic optimizer", "moments start over", _optimizer(r"critics?|q|qf|q_?nets?")),
@@ -165,7 +165,7 @@ TEMPLATES: dict[str, Template] = {
                     "target network",
                     "targets jump to the live network",
                     r"target|tgt",
-                    besides=rf"{_OPTIMIZER}|{_IN_BUFFERS}",
+                    besides=rf"{_OPTIMIZER}|{IN_BUFFERS}",
                 ),
                 Role("optimizer", "moments start over", _OPTIMIZER),
                 Role("exploration rate", "exploration starts over", r"epsilon|exploration_rate|(^|[/._])eps([/._]|$)"),

@@ -26,6 +26,7 @@ from casckpt.recovery.loading import LoadReport, config_drift, load_into
 from casckpt.recovery.migrations import Migrations, migration
 from casckpt.recovery.plan import RecoveryPlan, make_plan
 from casckpt.recovery.samples import Frontier, SampleGate, SampleHold, Version
+from casckpt.recovery.steps import PlanStep
 from casckpt.recovery.supervisor import Settings, Supervisor, command_probe, last_failure
 from casckpt.store.generations import Generation, list_generations, open_generation, own_generation
 from casckpt.store.lines import Divergence, LineComparison, compare_lines, continuation
@@ -48,6 +49,7 @@ __all__ = [
     "LineComparison",
     "LoadReport",
     "Migrations",
+    "PlanStep",
     "Policy",
     "Pulse",
     "RecoveryCoordinator",

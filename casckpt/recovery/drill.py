@@ -17,6 +17,7 @@ import contextlib
 import os
 import random
 import signal
+import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ class Round(Value):
         scenario: one of SCENARIOS, or of the drill's own faults.
         step_before: the newest snapshot at the fault; `step_restored` is the one that was continued.
         recover_s: from the fault to the first commit after it; to the third where the learner was to go on.
+        is_wrong: whether another snapshot was continued than the newest one that was whole.
         equal_count: steps committed again that are bit-identical to the line that was lost.
         problems: promises that broke; empty when all were kept.
     """
@@ -58,6 +60,7 @@ class Round(Value):
     recover_s: float
     equal_count: int
     problems: tuple[str, ...]
+    is_wrong: bool = False
 
     @property
     def steps_lost(self) -> int:
@@ -82,18 +85,34 @@ class DrillReport(Value):
         return all(not each.problems for each in self.rounds)
 
     @property
-    def median_recover_s(self) -> float:
-        times = sorted(each.recover_s for each in self.rounds)
-        return times[len(times) // 2] if times else 0.0
+    def wrong_count(self) -> int:
+        """Rounds that continued another snapshot than they should have."""
+        return sum(each.is_wrong for each in self.rounds)
+
+    @property
+    def by_scenario(self) -> dict[str, list[Round]]:
+        """Scenario → its rounds."""
+        found: dict[str, list[Round]] = {}
+        for each in self.rounds:
+            found.setdefault(each.scenario, []).append(each)
+        return found
+
+    def median_s(self, scenario: str) -> float:
+        """Median time to recover in a scenario that came."""
+        return statistics.median(each.recover_s for each in self.by_scenario[scenario])
 
     def to_dict(self) -> dict[str, Any]:
         rounds = [{**each.to_dict(), "steps_lost": each.steps_lost} for each in self.rounds]
-        return {"ok": self.ok, "median_recover_s": self.median_recover_s, "rounds": rounds}
+        medians = {scenario: self.median_s(scenario) for scenario in self.by_scenario}
+        return {"ok": self.ok, "wrong_count": self.wrong_count, "medians_s": medians, "rounds": rounds}
 
     def __str__(self) -> str:
-        kept = sum(not each.problems for each in self.rounds)
-        tail = f"{kept} of {len(self.rounds)} promises kept; median time to recover {self.median_recover_s:.2f} s"
-        return "\n".join([*map(str, self.rounds), tail])
+        kept = [not each.problems for each in self.rounds]
+        lines = [*map(str, self.rounds), f"{sum(kept)} of {len(kept)} promises kept, {self.wrong_count} wrong restores"]
+        for scenario, rounds in self.by_scenario.items():
+            count = sum(not each.problems for each in rounds)
+            lines.append(f"  {scenario:<15} {count} of {len(rounds)}, median {self.median_s(scenario):.2f} s")
+        return "\n".join(lines)
 
 
 class Drill:
@@ -174,9 +193,7 @@ class Drill:
         fault_s = self._now_s()
         self._inject(scenario, before)
         after = self._wait(lambda newest: newest.id != before.id and newest.seq >= before.seq)
-        recover_s = self._now_s() - fault_s
-        self._supervisor.be_patient(True)
-        return self._judge(scenario, before, after, recover_s)
+        return self._judge(scenario, before, after, self._now_s() - fault_s)
 
     def _round_beside(self, scenario: str, before: Snapshot) -> Round:
         """A round in which the learner is to go on."""
@@ -190,9 +207,12 @@ class Drill:
         return replace(found, problems=(*problems, *found.problems))
 
     def _inject(self, scenario: str, newest: Snapshot) -> None:
-        pid = self._supervisor.status.pid
+        status = self._supervisor.status
+        pid = status.pid
         if scenario == HANG:
             self._supervisor.be_patient(False)  # it stands still already; the supervisor must find out
+            self._poll(lambda: not status.is_running or status.pid != pid)
+            self._supervisor.be_patient(True)
             return
         if scenario in (DAMAGE, DELETE):
             with self._open() as store:
@@ -222,13 +242,13 @@ class Drill:
                 line.append(store.snapshot(line[-1].parent))
             restored = line[-1]
             expected = before if scenario not in (DAMAGE, DELETE) else self._parent_of(store, before)
-            problems = []
-            if expected is None or restored.id != expected.id:
-                problems.append(f"continued {restored}, expected {expected}")
+            is_wrong = expected is None or restored.id != expected.id
+            problems = [f"continued {restored}, expected {expected}"] if is_wrong else []
             lines = compare_lines(store, before, after)
             if lines.divergence is not None:
                 problems.append(str(lines.divergence))
-        return Round(scenario, before.step, restored.step, recover_s, len(lines.equal_steps), tuple(problems))
+        equal_count = len(lines.equal_steps)
+        return Round(scenario, before.step, restored.step, recover_s, equal_count, tuple(problems), is_wrong)
 
     def _parent_of(self, store: Store, snapshot: Snapshot) -> Snapshot | None:
         return None if snapshot.parent is None else store.snapshot(snapshot.parent)
@@ -275,8 +295,9 @@ class Drill:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
+    """To all of the command: the training may be a child of a shell or a launcher."""
     with contextlib.suppress(ProcessLookupError):  # it ended by itself: what becomes of that is judged all the same
-        os.kill(pid, number)
+        os.killpg(pid, number)
 
 
 def _file_of(store: Store, snapshot: Snapshot) -> str:

@@ -1,6 +1,7 @@
 """How a supervised training is, over HTTP: `/healthz`, `/readyz`, and `/metrics` for Prometheus.
 
-`healthz` is 200 while the command runs and its probes pass; `readyz` once it has told of a step. The store is opened
+`healthz` is 200 while the command runs and its probes pass; `readyz` once it has told of a step. Both, and the step of
+`metrics`, speak of the life that runs now, not of one that ended; totals count all lives. The store is opened
 read-only for each request of `metrics`, so that the numbers are those of the files, not of the training's own account.
 """
 
@@ -30,6 +31,7 @@ class HealthServer:
     Args:
         status: of the supervisor.
         store_path: None to leave the store's numbers out.
+        run: whose snapshots are told of; None for those of any run in the store.
         host, port: where to listen; port 0 takes a free one.
 
     Raises:
@@ -38,10 +40,16 @@ class HealthServer:
     """
 
     def __init__(
-        self, status: Status, *, store_path: str | None = None, host: str = "127.0.0.1", port: int = 0
+        self,
+        status: Status,
+        *,
+        store_path: str | None = None,
+        run: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._status = status
-        self._store_path = store_path
+        self._store_path, self._run = store_path, run
         self._server = listen(host, port, _handler(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="casckpt-health", daemon=True
@@ -76,7 +84,7 @@ class HealthServer:
             "casckpt_save_failures_total": status.failed_saves,
         }
         if self._store_path is not None:
-            values.update(_store_values(self._store_path))
+            values.update(_store_values(self._store_path, self._run))
         return "".join(f"{name} {value:.17g}\n" for name, value in values.items())
 
     def close(self) -> None:
@@ -94,23 +102,23 @@ class HealthServer:
         self.close()
 
 
-def newest_snapshot(path: str) -> Snapshot | None:
-    """The one that was committed last, of whichever run; None where there is none, or it cannot be read now."""
+def newest_snapshot(path: str, run: str | None = None) -> Snapshot | None:
+    """What a run, or any, committed last; None where there is nothing, or it cannot be read now."""
     with contextlib.suppress(CasckptError, OSError), open_store(path, read_only=True) as store:
-        return _newest(store)
+        return _newest(store, run)
     return None
 
 
-def _newest(store: Store) -> Snapshot | None:
-    rows = Inspection(store).history(limit=1).rows
-    return rows[0].snapshot if rows else None
+def _newest(store: Store, run: str | None) -> Snapshot | None:
+    rows = Inspection(store).history(run, limit=1).rows
+    return next((row.snapshot for row in rows if row.snapshot is not None), None)
 
 
-def _store_values(path: str) -> dict[str, float]:
+def _store_values(path: str, run: str | None) -> dict[str, float]:
     """The newest snapshot, its age, and free space; a store that cannot be opened says so by a number too."""
     try:
         with open_store(path, read_only=True) as store:
-            newest = _newest(store)
+            newest = _newest(store, run)
             values = {"casckpt_store_readable": 1.0, "casckpt_disk_free_bytes": float(shutil.disk_usage(path).free)}
             if newest is not None:
                 values["casckpt_newest_snapshot_step"] = newest.step

@@ -17,6 +17,7 @@ from casckpt.ids import SnapshotId
 from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, Situation, decide, survey
 from casckpt.recovery.loading import config_drift
 from casckpt.recovery.migrations import Migrations, registered
+from casckpt.recovery.steps import FRESH_STEPS, PlanStep, steps_of
 from casckpt.state.differences import Difference
 from casckpt.store.draft import WORLD_SIZE
 from casckpt.store.ring_target import make_target
@@ -24,18 +25,8 @@ from casckpt.store.store import Store
 from casckpt.store.values import Snapshot, Value
 from casckpt.store.wholeness import FLAWS
 
+_SHOWN = 3  # of each kind of finding
 _CURSOR, _CURSOR_SIZE_MAX = ("length", "epoch", "position"), 4096  # what the state of a cursor has among others
-_ORDER = (
-    "enumerate: {count} whole consistent snapshots, this one first",
-    "hold names, shapes, dtypes, schema and config against the live objects; refuse before anything is touched",
-    "open a generation, which fences every older learner",
-    "read and verify {size}",
-    "fill in place: {names}",
-    "put random streams back, last of all",
-    "check: finite weights and moments, schedules, reference outputs, trial steps; else the next older snapshot",
-    "post-steps: push the weights to samplers, which hold their samples until they know the version",
-    "continue at the step after {step}",
-)
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class RecoveryPlan(Value):
 
     Attributes:
         action: what the table of decisions says, on `situation`.
-        steps: the actions in order, in words.
+        steps: what is done, in order; see `PlanStep`.
         obstacles: why it would be refused as things are; empty when it can go on.
         differences: (path, stored, live) of what does not fit, as far as the structures tell.
         notes: what a person should know: drift of the config, a log ahead of the snapshot, an exhausted loader, another
@@ -55,7 +46,7 @@ class RecoveryPlan(Value):
 
     action: Action
     situation: Situation
-    steps: tuple[str, ...]
+    steps: tuple[PlanStep, ...]
     obstacles: tuple[str, ...]
     differences: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
@@ -75,7 +66,7 @@ class RecoveryPlan(Value):
             "is_possible": self.is_possible,
             "action": self.action.to_dict(),
             "situation": self.situation.to_dict(),
-            "steps": list(self.steps),
+            "steps": [step.to_dict() for step in self.steps],
             "obstacles": list(self.obstacles),
             "differences": [list(each) for each in self.differences],
             "notes": list(self.notes),
@@ -86,12 +77,17 @@ class RecoveryPlan(Value):
     def __str__(self) -> str:
         what = {FRESH: "start from the beginning", STOP: "stop: a person must decide"}
         head = what.get(self.action.kind, f"resume from {self.snapshot}")
-        lines = [f"plan: {head}", *(f"  why: {why}" for why in self.action.reasons)]
-        lines += [f"  {number}. {step}" for number, step in enumerate(self.steps, 1)]
-        lines += [f"  in the way: {obstacle}" for obstacle in self.obstacles]
-        lines += [f"  differs: {path}: stored {stored}, live {live}" for path, stored, live in self.differences]
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        lines = [f"plan: {head}", *_some("why", self.action.reasons)]
+        lines += [f"  {number:>2}. {step}" for number, step in enumerate(self.steps, 1)]
+        lines += _some("in the way", self.obstacles)
+        lines += _some("differs", [f"{path}: stored {stored}, live {live}" for path, stored, live in self.differences])
+        return "\n".join(lines + _some("note", self.notes))
+
+
+def _some(what: str, texts: Sequence[str]) -> list[str]:
+    """Lines of a screen; `to_dict()` has all of them."""
+    more = [f"  {what}: … and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return [*(f"  {what}: {text}" for text in texts[:_SHOWN]), *more]
 
 
 def make_plan(
@@ -133,12 +129,14 @@ def make_plan(
             found = compare_targets(store, targets, snapshot) if targets is not None and not is_migrated else []
             notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot)
             sizes = _world_sizes(store, snapshot, world_size)
+            names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
+            steps = steps_of(store, action.snapshots, names)
         except FLAWS as error:  # a recovery will find that out too, and go on with the next
             action = _without_first(action, error.message)
         else:
-            return _plan_of(situation, action, targets, obstacles, notes, found, sizes)
-    steps = ("open a generation", "start from the beginning") if action.kind == FRESH else ()
-    return RecoveryPlan(action, situation, steps, action.reasons if action.kind == STOP else (), (), (), 0)
+            return _plan_of(situation, action, steps, obstacles, notes, found, sizes)
+    fresh_steps = FRESH_STEPS if action.kind == FRESH else ()
+    return RecoveryPlan(action, situation, fresh_steps, action.reasons if action.kind == STOP else (), (), (), 0)
 
 
 def _without_first(action: Action, why: str) -> Action:
@@ -150,14 +148,13 @@ def _without_first(action: Action, why: str) -> Action:
 def _plan_of(
     situation: Situation,
     action: Action,
-    targets: Mapping[str, Any] | None,
+    steps: tuple[PlanStep, ...],
     obstacles: list[str],
     notes: list[str],
     found: Sequence[Difference],
     sizes: tuple[int | None, int | None],
 ) -> RecoveryPlan:
     """The plan for the first snapshot of an action, from what was found about it."""
-    snapshot = action.snapshots[0]
     if found:
         obstacles.append(f"{len(found)} differences between snapshot and live objects: incompatible")
     if None not in sizes and sizes[0] != sizes[1]:
@@ -165,12 +162,9 @@ def _plan_of(
             f"{sizes[0]} processes saved this, {sizes[1]} are to go on: shards, streams and cursors of each process do "
             "not line up by themselves"
         )
-    names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
-    read_bytes = sum(snapshot.components[name].logical_bytes for name in names)
-    facts = {"count": len(action.snapshots), "size": f"{read_bytes:,} bytes", "names": ", ".join(sorted(names))}
-    texts = tuple(text.format(step=snapshot.step, **facts) for text in _ORDER)
     differences = tuple((each.path, each.expected, each.found) for each in found)
-    return RecoveryPlan(action, situation, texts, tuple(obstacles), differences, tuple(notes), read_bytes, sizes)
+    read_bytes = next(step.size_bytes for step in steps if step.kind == "verify")
+    return RecoveryPlan(action, situation, steps, tuple(obstacles), differences, tuple(notes), read_bytes, sizes)
 
 
 def compare_targets(

@@ -138,7 +138,7 @@ class Status:
     """How a supervised command is; read by the health server while it runs.
 
     Attributes:
-        step: the furthest that it told of, in any life.
+        step: the furthest that this life told of; -1 before the first.
         failed_saves: over all lives.
     """
 
@@ -240,7 +240,7 @@ class Supervisor:
         """One life of the command: its exit code, and how it failed, if it did."""
         kills_before, failed_before = self._oom_kills(), self.status.failed_saves
         silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
-        self.status.phase, self.status.probe_failures = "", 0
+        self.status.step, self.status.phase, self.status.probe_failures = -1, "", 0
         with contextlib.ExitStack() as stack:
             try:
                 temporary = tempfile.TemporaryDirectory(prefix="casckpt-beats-", ignore_cleanup_errors=True)
@@ -250,7 +250,7 @@ class Supervisor:
                 message = f"{shlex.join(self._command)}: cannot be started: {error.strerror}. Check its first word."
                 if attempt == 0:
                     raise InvalidInputError(message, command=self._command) from error
-                return _CANNOT_START, FailureInfo("exception", self._last_step(silence), message)  # it could, before
+                return _CANNOT_START, FailureInfo("exception", self._last_step(), message)  # it could, before
             guard.watch(child.pid)
             self.status.pid, self.status.is_running = child.pid, True
             try:
@@ -260,7 +260,7 @@ class Supervisor:
                 self.status.is_running = False
                 guard.watch(0)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        return code, self._failure(child.returncode, reason, kills_before, self._last_step(silence))
+        return code, self._failure(child.returncode, reason, kills_before, self._last_step())
 
     def _start(self, attempt: int, folder: str) -> subprocess.Popen[bytes]:
         environment = {**self._environment, FOLDER: folder, ATTEMPT: str(attempt)}
@@ -268,10 +268,10 @@ class Supervisor:
             environment[FAILURE] = msgspec.json.encode(self.status.last_failure).decode()
         return subprocess.Popen(self._command, env=environment, start_new_session=True)
 
-    def _last_step(self, silence: Silence) -> int | None:
+    def _last_step(self) -> int | None:
         """The last step that this life told of; where it told of none, the one of the life before."""
-        if silence.step >= 0:
-            return silence.step
+        if self.status.step >= 0:
+            return self.status.step
         return None if self.status.last_failure is None else self.status.last_failure.step
 
     def _watch(self, child: subprocess.Popen[bytes], silence: Silence, beats: BeatFolder, failed_before: int) -> str:
@@ -311,8 +311,8 @@ class Supervisor:
             pulses = beats.look().items()
             watched = {key: each.beat for key, each in pulses if each.beat.name == self._settings.watch}
         silence.see(watched, now_s)
+        self.status.step = silence.step
         for beat in watched.values():
-            self.status.step = max(self.status.step, beat.step)
             self.status.phase = beat.phase
         if any(beat.phase == FENCED for beat in watched.values()):
             self.status.phase = FENCED

@@ -244,10 +244,14 @@ def test_step_that_differs_from_a_training_without_faults_is_named_with_its_comp
 
 
 def test_report_is_only_well_when_rounds_and_line_are() -> None:
-    kept = DrillReport((Round("kill", 3, 3, 1.0, 0, ()), Round("kill", 5, 5, 3.0, 0, ())))
-    well = DistributedReport(kept, 0.5, 6, 6, (), 20.0, 25.0)
+    kept = DrillReport(
+        (Round("kill", 3, 3, 1.0, 0, ()), Round("kill", 5, 5, 3.0, 0, ()), Round("hang", 7, 7, 9.0, 0, ()))
+    )
+    well = DistributedReport(kept, 0.5, 0, 6, 6, (), 20.0, 25.0)
     assert well.ok
-    assert "kill 3.00 s; floor (start, imports, restore) 0.50 s" in str(well)
+    text = str(well)
+    assert "3 of 3 promises kept, 0 wrong restores\n  kill            2 of 2, median 2.00 s\n  hang " in text
+    assert "median 2.00 s, 4.00 times the floor (start, imports, restore) 0.50 s\n0 steps trained on" in text
     broken = replace(well, problems=("step 4 differs",))
     assert not broken.ok
     assert broken.to_dict()["ok"] is False

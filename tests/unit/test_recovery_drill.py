@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,14 +23,17 @@ import numpy as np
 import casckpt
 from casckpt.recovery import RecoveryCoordinator, last_failure, supervised_beats
 
-path, is_exact = sys.argv[1], sys.argv[2] == "exact"
+path, kind = sys.argv[1:]
 state = {"policy": {"w": np.zeros(30_000)}, "env": {"rng": np.random.default_rng(0)}}
 beats = supervised_beats()
 with casckpt.open(path, create=True) as store:
     report = RecoveryCoordinator(store).recover(state, last_failure())
-    if not is_exact and report.step:
+    step = report.step or 0
+    if kind == "careless" and step:
         state["env"]["rng"] = np.random.default_rng()
-    for step in range((report.step or 0) + 1, 100_000):
+    if kind == "older" and step:
+        step = store.resume_into(state, step - 1).step
+    for step in range(step + 1, 100_000):
         state["policy"]["w"] += state["env"]["rng"].standard_normal(30_000)
         store.commit(step, state)
         beats.beat(step, phase=str(step))
@@ -58,12 +62,18 @@ def test_training_keeps_every_promise_in_every_scenario(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(3 * TIMEOUT_S)
-def test_training_that_draws_other_numbers_after_a_recovery_is_found_out(tmp_path: Path) -> None:
-    report = drill(tmp_path, "careless").run(["delete"])
+@pytest.mark.parametrize(
+    ("kind", "scenario", "problem", "wrong_count"),
+    [("careless", "delete", "first divergence .*env", 0), ("older", "kill", "continued .* expected ", 1)],
+)
+def test_training_that_goes_on_otherwise_after_a_recovery_is_found_out(
+    tmp_path: Path, kind: str, scenario: str, problem: str, wrong_count: int
+) -> None:
+    report = drill(tmp_path, kind).run([scenario])
     assert not report.ok
     (broken,) = report.rounds[0].problems
-    assert "first divergence" in broken
-    assert "env" in broken
+    assert re.search(problem, broken)
+    assert report.wrong_count == wrong_count
 
 
 @pytest.mark.full

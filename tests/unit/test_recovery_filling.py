@@ -331,11 +331,41 @@ def test_plan_names_another_number_of_processes(tmp_path: Path, monkeypatch: pyt
         monkeypatch.delenv("WORLD_SIZE")
         assert make_plan(store, parts()).world_sizes == (8, None)
         assert other.is_possible
-        words = [step.split()[0].strip(":") for step in other.steps]
-        assert words == ["enumerate", "hold", "open", "read", "fill", "put", "check", "post-steps", "continue"]
 
 
-def test_plan_fits_one_screen(tmp_path: Path) -> None:
-    train(tmp_path / "store")
+def test_plan_lists_each_step_with_what_it_touches_and_its_bytes(tmp_path: Path) -> None:
+    """Parts of several kinds in one component, and kinds that only a name tells; sizes as torch and numpy say them."""
+    policy = torch.nn.Linear(40, 40)
+    optimizer = torch.optim.Adam(policy.parameters())
+    rows = {"replay": {"rows": np.zeros(1000)}, "steps": 7}
+    agent = {"policy": policy, "optimizer": optimizer, **rows, "noise": np.random.default_rng(0)}
+    with open_store(tmp_path / "store") as store:
+        policy(torch.randn(8, 40)).sum().backward()
+        optimizer.step()
+        for step in (1, 2):
+            store.commit(step, {"agent": agent, "env": {"ticks": np.zeros(5)}, "rng": casckpt.RngState()})
+        plan = make_plan(store)
+    found = {step.kind: (step.touches, step.size_bytes) for step in plan.steps}
+    fills = ["metadata", "weights", "optimizers", "buffers", "environments"]
+    order = ["enumerate", "compare", "fence", "verify", *fills, "check", "streams", "post-steps", "continue"]
+    assert list(found) == order
+    assert found["enumerate"][0] == ("step 2", "step 1")
+    weights = 4 * (40 * 40 + 40)
+    assert found["weights"] == (("agent",), weights)
+    assert found["optimizers"] == (("agent",), 2 * weights + 2 * 4)  # two moments, two step counters
+    assert found["buffers"] == (("agent",), 8000)
+    assert found["environments"] == (("env",), plan.snapshot.components["env"].logical_bytes)
+    assert found["streams"][0] == ("agent", "rng")
+    assert found["verify"] == (("agent", "env", "rng"), sum(found[kind][1] for kind in (*fills, "streams")))
+    assert found["verify"][1] == plan.read_bytes == sum(c.logical_bytes for c in plan.snapshot.components.values())
+
+
+def test_plan_fits_one_screen_however_much_is_wrong(tmp_path: Path) -> None:
+    train(tmp_path / "store", last=1)
     with open_store(tmp_path / "store") as store:
         assert len(str(make_plan(store, parts())).splitlines()) <= 24
+        other = {f"other-{number}": {"w": np.zeros(3)} for number in range(50)}
+        plan = make_plan(store, other, logged_step=99, config={"lr": 1})
+        assert len(plan.differences) == 54
+        assert len(str(plan).splitlines()) <= 24
+        assert "differs: … and 51 more" in str(plan)

@@ -304,6 +304,36 @@ def test_health_is_that_of_the_command() -> None:
         assert get(connection, "/other")[0] == 404
 
 
+@pytest.mark.full
+def test_readiness_and_step_are_those_of_the_life_that_runs_now(tmp_path: Path) -> None:
+    """The first life comes to step 9 and dies; the second tells of no step until it was looked at, then of step 4."""
+    wait = "import time\nwhile not os.path.exists(f'{folder}/{attempt}-looked'): time.sleep(0.01)\n"
+    script = f"folder = {str(tmp_path)!r}\n{BEATING}"
+    script += (
+        f"if attempt == 0:\n    beats.beat(9)\nelse:\n    {wait.replace(chr(10), chr(10) + '    ')}beats.beat(4)\n"
+    )
+    script += wait.replace("looked", "ready") + "os._exit(1 - attempt)\n"
+    seen: list[tuple[int, int, str]] = []
+
+    def look() -> bool:
+        life, ready = supervisor.status.restart_count, health.answer("/readyz")[0]
+        step = next(line for line in health.answer("/metrics")[1].splitlines() if line.startswith("casckpt_step "))
+        seen.append((life, ready, step))
+        (tmp_path / f"{life}-looked").touch()
+        if ready == 200:
+            (tmp_path / f"{life}-ready").touch()
+        return True
+
+    supervisor = Supervisor(python(script), settings=PATIENT, probe=look)
+    with HealthServer(supervisor.status) as health:
+        assert supervisor.run() == 0
+        assert health.answer("/readyz")[0] == 503
+    second = [each for each in seen if each[0] == 1]
+    assert (0, 200, "casckpt_step 9") in seen
+    assert second[0] == (1, 503, "casckpt_step -1")
+    assert second[-1] == (1, 200, "casckpt_step 4")
+
+
 def test_metrics_are_those_of_the_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         store.commit(7, {"w": np.zeros(3)})
@@ -394,7 +424,7 @@ def test_failure_tells_the_last_step_of_the_life_that_failed(tmp_path: Path) -> 
     supervisor = Supervisor(python(script), settings=PATIENT, tell=tell)
     assert supervisor.run() == 0
     assert found == [900, 520, 520]  # the third died before its first step
-    assert supervisor.status.step == 900
+    assert supervisor.status.step == -1  # nothing of the fourth
 
 
 def test_command_that_cannot_be_started_again_at_the_moment_is_tried_again(tmp_path: Path) -> None:
@@ -454,8 +484,12 @@ def test_newest_snapshot_of_a_store_and_of_none(tmp_path: Path) -> None:
         assert newest_snapshot(str(tmp_path / "store")) == first
     with open_store(tmp_path / "store", run="other") as store:
         assert newest_snapshot(str(tmp_path / "store")) == first
+        assert newest_snapshot(str(tmp_path / "store"), "other") is None
         last = store.commit(2, {"w": np.ones(3)})
     assert newest_snapshot(str(tmp_path / "store")) == last
+    assert newest_snapshot(str(tmp_path / "store"), "main") == first
+    Path(store._timeline.path(last.seq)).write_bytes(b"torn")  # an entry that cannot be read hides no snapshot
+    assert newest_snapshot(str(tmp_path / "store"), "main") == first
 
 
 @pytest.mark.full

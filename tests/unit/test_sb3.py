@@ -23,6 +23,7 @@ import casckpt  # noqa: E402
 from casckpt.engine.templates import check_complete, paths_of  # noqa: E402
 from casckpt.integrations.gymnasium import EnvState  # noqa: E402
 from casckpt.integrations.sb3 import CheckpointCallback, StatefulEnv, components, resume  # noqa: E402
+from casckpt.recovery import make_plan  # noqa: E402
 
 SMALL = {"net_arch": [8]}
 TOTAL = 96
@@ -301,6 +302,22 @@ def test_model_in_training_is_complete_by_its_template(template: str, make: Any,
     for name in ("policy", "rng", "env", "observation", "progress"):
         without = {key: value for key, value in state.items() if key != name}
         assert check_complete(template, paths_of(without)).missing, f"nothing is missing without {name}"
+
+
+@pytest.mark.full
+def test_plan_of_a_recovery_names_each_part_of_sac_by_its_kind(open_store: Any) -> None:
+    model, store = off_policy(SAC, "Pendulum-v1"), open_store()
+    train(model, store, total=32)
+    steps = {step.kind: step for step in make_plan(store).steps}
+    weights = sum(each.nbytes for each in model.policy.state_dict().values()) + model.log_ent_coef.nbytes
+    assert steps["weights"].touches == ("log_ent_coef", "policy")
+    assert weights <= steps["weights"].size_bytes < weights + 16  # with two blocks of scalars
+    assert steps["optimizers"].touches == ("actor.optimizer", "critic.optimizer", "ent_coef_optimizer")
+    assert steps["buffers"].touches == ("replay_buffer",)
+    assert steps["environments"].touches == ("env",)
+    assert steps["streams"].touches == ("rng",)
+    assert {"progress", "observation"} <= set(steps["metadata"].touches)
+    assert list(steps).index("streams") > list(steps).index("check") > list(steps).index("environments")
 
 
 @pytest.mark.full

@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -45,7 +45,7 @@ from casckpt.demo.distributed._messages import (
 )
 from casckpt.errors import AlreadyExistsError, BusyError, StorageError
 from casckpt.recovery import BeatClient, Drill, DrillReport, Settings, Supervisor, Version
-from casckpt.recovery.drill import SCENARIOS
+from casckpt.recovery.drill import KILL, SCENARIOS
 from casckpt.recovery.supervisor import Status
 from casckpt.store.values import Snapshot, Value
 
@@ -66,6 +66,7 @@ class DistributedReport(Value):
     Attributes:
         drill: its rounds.
         floor_s: what starting a process, its imports and the restore take by themselves; the median of three.
+        stale_count: steps that were trained on samples of a generation that was over.
         step_count: steps of the line that lives; `equal_count` of them are as in the training without faults.
         problems: of the line as a whole: the first divergence, and samples of a generation that was over.
         first_return, last_return: mean return of the latest episodes, at the first fault and at the end.
@@ -73,6 +74,7 @@ class DistributedReport(Value):
 
     drill: DrillReport
     floor_s: float
+    stale_count: int
     step_count: int
     equal_count: int
     problems: tuple[str, ...]
@@ -83,23 +85,21 @@ class DistributedReport(Value):
     def ok(self) -> bool:
         return self.drill.ok and not self.problems
 
-    def medians_s(self) -> dict[str, float]:
-        """Scenario → median time to recover."""
-        times: dict[str, list[float]] = {}
-        for each in self.drill.rounds:
-            times.setdefault(each.scenario, []).append(each.recover_s)
-        return {scenario: sorted(found)[len(found) // 2] for scenario, found in times.items()}
-
     def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("floor_s", "step_count", "equal_count", "problems")}
-        returns = {"first_return": self.first_return, "last_return": self.last_return}
-        return {**self.drill.to_dict(), **own, **returns, "ok": self.ok, "medians_s": self.medians_s()}
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "drill"}
+        return {**self.drill.to_dict(), **own, "ok": self.ok}
 
     def __str__(self) -> str:
-        medians = ", ".join(f"{scenario} {seconds:.2f} s" for scenario, seconds in self.medians_s().items())
+        floor = f"floor (start, imports, restore) {self.floor_s:.2f} s"
+        if KILL in self.drill.by_scenario:
+            median_s = self.drill.median_s(KILL)
+            floor = (
+                f"kill to first new update: median {median_s:.2f} s, {median_s / self.floor_s:.2f} times the {floor}"
+            )
         lines = [
             str(self.drill),
-            f"medians: {medians}; floor (start, imports, restore) {self.floor_s:.2f} s",
+            floor,
+            f"{self.stale_count} steps trained on samples of a generation that was over",
             f"{self.equal_count} of {self.step_count} steps bit-identical to a training without faults; return "
             f"{self.first_return:.0f} at the first fault, {self.last_return:.0f} at the end",
         ]
@@ -136,7 +136,7 @@ class DistributedDrill:
         self._seed, self._timeout_s, self._tell = seed, timeout_s, tell
         self._settings = Settings(
             silence_min_s=silence_s,
-            silence_factor=1.0,
+            silence_factor=0.0,  # it is judged only while the learner was made to hang
             backoff_s=0.05,
             poll_s=_POLL_S,
             term_deadline_s=min(silence_s, 5.0),
@@ -267,7 +267,7 @@ class DistributedDrill:
     def _judge(self, rounds: DrillReport) -> DistributedReport:
         with casckpt.open(self._path, run=RUN, read_only=True) as store:
             line = list(reversed(list(_line(store))))
-            problems = stale_steps(store, line)
+            stale = stale_steps(store, line)
         floor_s = sorted(self._run_learner("--store", self._path, "--floor") for _ in range(_FLOOR_COUNT))[1]
         self._run_learner("--store", self._undisturbed, "--alone", str(line[-1].step))
         with casckpt.open(self._undisturbed, run=RUN, read_only=True) as store:
@@ -278,9 +278,10 @@ class DistributedDrill:
         return DistributedReport(
             rounds,
             floor_s,
+            stale_count=len(stale),
             step_count=len(line),
             equal_count=len(line) - len(divergences),
-            problems=(*problems, *divergences[:1]),
+            problems=(*stale, *divergences[:1]),
             first_return=returns.get(first, 0.0),
             last_return=returns[line[-1].step],
         )
