@@ -3,7 +3,7 @@
 ========== ============================ ==========================================================================
 table      key                          value
 ========== ============================ ==========================================================================
-meta       name                         MessagePack (`applied`, `bad`, `pending`, `epoch`, counters); `untold`, empty
+meta       name                         MessagePack (`applied`, `bad`, `pending`, `epoch`, counters); empty flags
 objects    object id                    count u32, then places: where records of the object are, preferred first
 packs      pack number u32              pack id 16, size u64
 pack_ids   pack id 16                   pack number u32
@@ -24,7 +24,7 @@ always lie inline in their commit's entry, and the row is a third of the size.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -70,6 +70,8 @@ UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its tab
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
 EPOCH = b"epoch:"  # meta keys: then the epoch's number, 8 bytes
 UNTOLD = b"untold"  # meta key: there were epochs that no entry names when the index was made
+UNCOUNTED = b"uncounted:"  # meta keys: then the id of a live manifest or node that could not be read
+INEXACT = b"inexact"  # meta key: something else could not be read when an entry was applied
 GENERATION = b"generation:"  # meta keys: then run, NUL and number, 8 bytes
 
 
@@ -345,7 +347,16 @@ def next_number(txn: KvWriter, counter: bytes) -> int:
 
 def read_meta(txn: KvReader, prefix: bytes, kind: type[T]) -> list[T]:
     """All `meta` rows whose key starts with `prefix` (PENDING, BAD)."""
-    return [msgspec.msgpack.decode(value, type=kind) for _, value in txn.scan("meta", prefix, prefix + b"\xff" * 17)]
+    return [msgspec.msgpack.decode(value, type=kind) for _, value in _scan_meta(txn, prefix)]
+
+
+def meta_keys(txn: KvReader, prefix: bytes) -> list[bytes]:
+    """The keys of such rows, without the prefix (UNCOUNTED)."""
+    return [key[len(prefix) :] for key, _ in _scan_meta(txn, prefix)]
+
+
+def _scan_meta(txn: KvReader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return txn.scan("meta", prefix, prefix + b"\xff" * (DIGEST_SIZE + 1))
 
 
 def put_bad(txn: KvWriter, bad: BadEntry) -> None:

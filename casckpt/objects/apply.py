@@ -10,19 +10,18 @@ Condemned packs are gone for every look-up from the moment their entry is applie
 or not; their rows stay as marks, so that who located a record before still learns which file it was in.
 
 What cannot be read is recorded instead of raised: a pack that is missing or short makes the entry *pending* (its
-objects appear when the index is rebuilt after the pack arrived), an unreadable entry is *bad* (noted by the caller).
-Neither hides the others.
+objects appear when the index is rebuilt after the pack arrived), an unreadable entry is *bad* (noted by the caller), a
+manifest or node is *uncounted* as long as it lives. None hides the others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from casckpt.errors import CasckptError, CorruptionError
+from casckpt.errors import CasckptError, CorruptionError, StorageError
 from casckpt.format.entry import (
     Annotate,
     Commit,
@@ -47,8 +46,10 @@ from casckpt.index.tables import (
     FLAG_MIXED,
     FLAG_RETIRED,
     FLAG_THINNED,
+    INEXACT,
     INLINE,
     PENDING,
+    UNCOUNTED,
     UNTOLD,
     Applied,
     BranchRow,
@@ -80,6 +81,7 @@ from casckpt.index.tables import (
     run_prefix,
 )
 from casckpt.objects.epochs import entries_of
+from casckpt.storage.fs import is_about_file
 
 ReadObject = Callable[[ObjectId, KvWriter], bytes]
 
@@ -235,8 +237,17 @@ def _replace(txn: KvWriter, body: Supersede, read_object: ReadObject) -> None:
     tags = [key for key, value in txn.scan("tags", *run_prefix(body.run)) if value == body.replaced]
     for key in tags:
         txn.put("tags", key, body.snapshot)
-    with contextlib.suppress(CasckptError):  # damaged or not here: its edges were never counted either
+    try:
         _apply_retire(txn, body.replaced, read_object)
+    except CasckptError as error:
+        _raise_passing(error)
+        txn.put("meta", INEXACT, b"")
+
+
+def _raise_passing(error: CasckptError) -> None:
+    """Raise what says nothing of the data and may pass: then nothing of the transaction is kept."""
+    if isinstance(error, StorageError) and not is_about_file(error):
+        raise error
 
 
 def _add_named(txn: KvWriter, seq: int, named: Sequence[PackRef], packs: PackSource) -> None:
@@ -424,10 +435,15 @@ def count_edges(txn: KvWriter, children: dict[ObjectId, int], change: int, read_
     for object_id in _count(txn, Counter(dict.fromkeys(children, 1)), change):
         if children[object_id] == _LEAF:
             continue
+        if change < 0 and txn.delete("meta", UNCOUNTED + object_id):
+            continue  # it never passed anything on
         try:
             below = _children_of(object_id, children[object_id], read_object(object_id, txn))
-        except CasckptError:
-            continue  # damaged or not here: verify reports it, and a rebuild counts it when it is back
+        except CasckptError as error:
+            _raise_passing(error)
+            key = UNCOUNTED + object_id if change > 0 else INEXACT  # damaged or not here: verify reports it
+            txn.put("meta", key, b"")
+            continue
         count_edges(txn, below, change, read_object)
 
 

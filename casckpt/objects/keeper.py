@@ -11,6 +11,7 @@ raises: a warning says so, and the next `catch_up` applies what is missing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import warnings
 from collections import Counter
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from casckpt.errors import (
     CasckptError,
     CorruptionError,
+    IncompleteError,
     InvalidInputError,
     NotFoundError,
     StorageError,
@@ -32,8 +34,10 @@ from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import (
     BAD,
     CONDEMNED,
+    INEXACT,
     PENDING,
     TABLES,
+    UNCOUNTED,
     UNREADABLE,
     UNTOLD,
     Applied,
@@ -42,6 +46,7 @@ from casckpt.index.tables import (
     decode_pack_row,
     epoch_count,
     last_condemned,
+    meta_keys,
     put_bad,
     read_applied,
     read_meta,
@@ -51,9 +56,10 @@ from casckpt.objects.epochs import entries_of, epoch_of
 from casckpt.objects.packs import list_packs, pack_path, read_rows
 from casckpt.objects.reader import ObjectReader
 from casckpt.objects.timeline import Timeline
-from casckpt.storage.fs import is_about_file
+from casckpt.storage.fs import is_about_file, is_of_medium
 
 _ENTRIES_PER_TRANSACTION = 2000  # bounds the dirty pages of a rebuild
+_NOTHING = Applied(-1, NO_DIGEST, [])
 
 
 class IndexKeeper:
@@ -67,6 +73,7 @@ class IndexKeeper:
         self._read_only = read_only
         self._lock = threading.RLock()
         self._kv: Kv | None = None
+        self._unread: dict[int, CorruptionError] = {}  # entries, new since `open`, that the medium refused to give
         self.reader = ObjectReader(root, timeline, lambda: self.kv)
 
     @property
@@ -85,6 +92,9 @@ class IndexKeeper:
             if not self._read_only:
                 self._apply_from_listing()
             self.catch_up()
+            if self._unread:
+                self.rebuild()  # what the medium still refuses counts as lost, or one bad sector would shut the store
+            self._unread = {}
 
     def close(self) -> None:
         with self._lock:
@@ -98,6 +108,9 @@ class IndexKeeper:
     def catch_up(self, own: Entry | None = None, rows: Mapping[bytes, Sequence[PackRow]] | None = None) -> int:
         """Apply every entry after the last applied one; returns the number of the last.
 
+        One that the medium refuses to give now ends it, with a warning: what it says may change what all later ones
+        mean. The next call tries again; who writes asks `settle`.
+
         Args:
             own: an entry just written by this process, which need not be read back.
             rows: the rows of its packs.
@@ -107,7 +120,12 @@ class IndexKeeper:
         """
         with self._lock:
             try:
-                applied = self.applied()
+                with self.kv.read() as txn:
+                    applied = read_applied(txn) or _NOTHING
+                    is_exact = txn.get("meta", INEXACT) is None
+                if not is_exact or any(seq <= applied.seq and self._is_readable(seq) for seq in self._unread):
+                    self.rebuild()
+                    return self.applied().seq
                 if own is None and not self._timeline.exists(applied.seq + 1):
                     return applied.seq
                 if self.kv.is_read_only:
@@ -138,38 +156,82 @@ class IndexKeeper:
             )
 
     def _apply_next(self, own: Entry | None, rows: Mapping[bytes, Sequence[PackRow]]) -> int:
-        packs = _Packs(self._timeline, rows)
+        packs, reads = _Packs(self._timeline, rows), _Reads(self.reader)
         with self.kv.write() as txn:
-            applied = read_applied(txn) or Applied(-1, NO_DIGEST, [])
+            applied = read_applied(txn) or _NOTHING
             seq = applied.seq
             digest = applied.digest
             while True:
                 found = own if own is not None and own.seq == seq + 1 else None
                 if found is None and not self._timeline.exists(seq + 1):
                     break
+                try:
+                    digest, is_sealed = self._apply_one(txn, seq + 1, found, packs, reads)
+                except _Unread as error:
+                    warnings.warn(f"nothing new is seen: {error}", StoreWarning, stacklevel=4)
+                    break
                 seq += 1
-                digest, is_sealed = self._apply_one(txn, seq, found, packs, self.reader)
                 if is_sealed:
                     raise PackGone
             mark_applied(txn, seq, digest, applied.gaps)
+            if reads.has_failed or packs.unreadable:
+                txn.put("meta", INEXACT, b"")  # it may have been for once
         return seq
 
+    def settle(self) -> bool:
+        """For who decides something about to be published: make sure that no entry is left out that can be read.
+
+        Returns:
+            Whether one was: then decide again.
+
+        Raises:
+            StorageError: one still cannot be read, and nothing is known of what it says.
+        """
+        with self._lock:
+            if not self._unread:
+                return False
+            self.catch_up()
+            for seq, error in self._unread.items():
+                raise StorageError(
+                    f"{error.message.rstrip('.')}. Nothing was published, for it may say what must not be used any "
+                    "more. Try again; if it stays so, open the store anew: then the entry counts as lost, until "
+                    "`casckpt repair --from` a copy brings it back.",
+                    seq=seq,
+                    errno=errno.EIO,
+                ) from error
+            return True
+
     def _apply_one(
-        self, txn: KvWriter, seq: int, entry: Entry | None, packs: _Packs, reader: ObjectReader
+        self, txn: KvWriter, seq: int, entry: Entry | None, packs: _Packs, reads: _Reads, *, may_skip: bool = False
     ) -> tuple[bytes, bool]:
-        """Apply one entry, or note that it is bad; returns what the next entry links to, and whether it is sealed."""
+        """Apply one entry, or note that it is bad; returns what the next entry links to, and whether it is sealed.
+
+        Raises:
+            _Unread: the medium refuses to give it, and that is not to be taken for damage.
+        """
         try:
             entry = entry or self._timeline.read(seq)
-            apply_entry(txn, entry, packs, reader.read)
+            self._unread.pop(seq, None)
+            apply_entry(txn, entry, packs, reads)
         except CorruptionError as error:
+            if entry is None and is_of_medium(error):
+                self._unread[seq] = error
+                if not may_skip:
+                    raise _Unread(str(error)) from error
             put_bad(txn, BadEntry(seq, self._timeline.size(seq), str(error)))
             return self._timeline.link_digest(seq), False
         return entry.digest, entry.is_sealed
 
     def _apply_from_listing(self) -> None:
         """Before writing: entries beyond a number that is missing (a copy under way) must be seen, or their numbers
-        would be used twice."""
+        would be used twice.
+
+        Epochs are only listed where files raise the doubt: they hold what is older than these.
+        """
         applied = self.applied()
+        numbers = self._timeline.file_numbers(applied.seq + 1)
+        if not numbers or numbers == list(range(applied.seq + 1, applied.seq + 1 + len(numbers))):
+            return
         numbers = self._timeline.numbers(applied.seq + 1)
         if numbers and numbers != list(range(applied.seq + 1, applied.seq + 1 + len(numbers))):
             self.rebuild()
@@ -177,7 +239,7 @@ class IndexKeeper:
     def applied(self) -> Applied:
         """How far the index is: last number (-1: none), its digest, gaps."""
         with self.kv.read() as txn:
-            return read_applied(txn) or Applied(-1, NO_DIGEST, [])
+            return read_applied(txn) or _NOTHING
 
     def last_condemned(self) -> int:
         """Number of the newest applied entry that condemned packs; -1 when there is none."""
@@ -224,6 +286,7 @@ class IndexKeeper:
                 applied = read_applied(txn)
                 pending = read_meta(txn, PENDING, Pending)
                 bad = read_meta(txn, BAD, BadEntry)
+                uncounted = [ObjectId(key) for key in meta_keys(txn, UNCOUNTED)]
         except CasckptError:
             return True
         packs = _Packs(self._timeline, {})
@@ -232,6 +295,7 @@ class IndexKeeper:
             or self._is_of_another_history(applied)
             or any(timeline.exists(seq) for seq in applied.gaps)
             or any(packs.has_changed(row) for row in pending)
+            or any(self._can_read(each) for each in uncounted)
             or any(timeline.size(row.seq) != row.found_size or self._is_readable(row.seq) for row in bad)
         )
 
@@ -255,6 +319,13 @@ class IndexKeeper:
             return False
         return True
 
+    def _can_read(self, object_id: ObjectId) -> bool:
+        try:
+            self.reader.read(object_id)
+        except (CorruptionError, IncompleteError):
+            return False
+        return True
+
     def _last_known(self) -> int:
         try:
             return self.applied().seq
@@ -274,17 +345,19 @@ class IndexKeeper:
             if self._read_only:
                 self._use_memory(at_least)
                 return
+            unread, last = set(self._unread), -1 if self._kv is None else self._last_known()
             self.reader.forget_files()
             kv = self._home.rebuild(lambda kv: self._fill(kv, at_least))
             if kv is not None:
                 self._replace(kv)
-                return
-            warnings.warn(
-                f"the index on disk cannot be used, one in memory takes its place: {self._home.reason}",
-                StoreWarning,
-                stacklevel=3,
-            )
-            self._use_memory(at_least)
+            else:
+                warnings.warn(
+                    f"the index on disk cannot be used, one in memory takes its place: {self._home.reason}",
+                    StoreWarning,
+                    stacklevel=3,
+                )
+                self._use_memory(at_least)
+            self._unread = {seq: error for seq, error in self._unread.items() if seq in unread or seq > last}
 
     def _fill(self, kv: Kv, at_least: int) -> None:
         """The rows of everything that is here; from the start again when a collector sweeps meanwhile."""
@@ -348,14 +421,14 @@ class IndexKeeper:
         Raises:
             PackGone: entries were sealed meanwhile, and the entry that says so is not among those applied.
         """
-        reader = ObjectReader(self._root, self._timeline, lambda: kv)
+        reads = _Reads(ObjectReader(self._root, self._timeline, lambda: kv))
         numbers = self._timeline.numbers()
         digest: bytes = NO_DIGEST
         last_sealed = -1
         for start in range(0, len(numbers), _ENTRIES_PER_TRANSACTION):
             with kv.write() as txn:
                 for seq in numbers[start : start + _ENTRIES_PER_TRANSACTION]:
-                    digest, is_sealed = self._apply_one(txn, seq, None, packs, reader)
+                    digest, is_sealed = self._apply_one(txn, seq, None, packs, reads, may_skip=True)
                     if is_sealed:
                         last_sealed = seq
                         packs.sealed[epoch_of(seq)] += 1
@@ -376,17 +449,40 @@ def _clear(txn: KvWriter) -> None:
             txn.delete(table, key)
 
 
+class _Unread(Exception):
+    """The medium refuses to give an entry: neither it nor what comes after it is applied."""
+
+
+class _Reads:
+    """Objects read while entries are applied.
+
+    Attributes:
+        has_failed: one of them could not be had.
+    """
+
+    def __init__(self, reader: ObjectReader) -> None:
+        self._reader = reader
+        self.has_failed = False
+
+    def __call__(self, object_id: ObjectId, txn: KvWriter) -> bytes:
+        try:
+            return self._reader.read(object_id, txn)
+        except CasckptError:
+            self.has_failed = True
+            raise
+
+
 class _Packs:
     """Sizes and rows of packs, from the commit that wrote them where it is ours, else from the files."""
 
     def __init__(self, timeline: Timeline, known: Mapping[bytes, Sequence[PackRow]]) -> None:
         self._timeline = timeline
         self._known = known
-        self._unreadable: set[bytes] = set()
+        self.unreadable: set[bytes] = set()
         self.sealed: Counter[int] = Counter()  # epoch to how many of its entries were applied as they are in it
 
     def size(self, pack_id: bytes) -> int:
-        if pack_id in self._unreadable:
+        if pack_id in self.unreadable:
             return UNREADABLE
         size = self._timeline.fs.size(pack_path(self._timeline.root, pack_id))
         return -1 if size is None else size
@@ -396,14 +492,16 @@ class _Packs:
             return self._known[pack_id]
         try:
             timeline = self._timeline
-            return read_rows(timeline.fs, timeline.root, pack_id, timeline.store_id)[0]
+            found = read_rows(timeline.fs, timeline.root, pack_id, timeline.store_id)[0]
         except (FileNotFoundError, CorruptionError):
             return ()
         except StorageError as error:
             if not is_about_file(error):
                 raise
-            self._unreadable.add(pack_id)
+            self.unreadable.add(pack_id)
             return ()
+        self.unreadable.discard(pack_id)
+        return found
 
     def inlined(self, seqs: Iterable[int]) -> set[ObjectId] | None:
         found: set[ObjectId] = set()

@@ -166,6 +166,12 @@ def is_about_file(error: OSError) -> bool:
     return error.errno in _ABOUT_THE_FILE
 
 
+def is_of_medium(error: BaseException) -> bool:
+    """Whether something counts as damaged only because the medium refused to give it, this once or for ever."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
+
+
 def is_out_of_descriptors(error: OSError) -> bool:
     return error.errno in _OUT_OF_DESCRIPTORS
 

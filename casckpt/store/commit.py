@@ -150,6 +150,7 @@ class Committer:
     def commit(self, draft: Draft) -> SnapshotValue:
         """Publish a draft; see `Store.commit`."""
         self._keeper.catch_up()
+        self._keeper.settle()
         self._adopt_attempt()
         self._check_generation()
         self._check_head(self._head())
@@ -481,7 +482,12 @@ class Committer:
             body: what it says, true as of `applied`: read that first, then what the body was decided on.
             applied: how far the timeline had been applied then.
             records: what it carries inline.
+
+        Raises:
+            StorageError: an entry before it cannot be read, so nobody knows what the body should say.
         """
+        if self._keeper.settle():
+            return None
         seq = applied.seq + 1
         envelope = Envelope(
             WriteId(self._system.random_bytes(16)),
@@ -496,7 +502,7 @@ class Committer:
             is_ours = self._timeline.append(seq, encoded, is_verified=self._verify != "off")
         if is_ours:
             return decode_entry(encoded, seq, f"timeline entry {seq}")
-        if self._keeper.catch_up() < seq:
+        if self._keeper.catch_up() < seq and not self._keeper.settle():
             self._keeper.rebuild()  # the number is taken by something that is no entry: list, and step over it
         return None
 

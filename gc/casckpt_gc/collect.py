@@ -337,6 +337,7 @@ class Collection:
         self, mark: Mark, doomed: dict[int, PackState], rewriting: Rewriting | None, unfinished: set[bytes]
     ) -> tuple[Body | None, int]:
         """The entry, as of what is applied now. Snapshots that came since the mark spare the packs they touch."""
+        check_certain(self._store)
         fresh = mark.add(roots(self._store) - mark.snapshots)
         touched = self._touched(fresh)
         for number in touched & doomed.keys():
@@ -440,6 +441,7 @@ class Collection:
         mark = self._mark or Mark(self._store)
         try:
             check_certain(self._store)
+            self._store._timeline.read(self._store._keeper.last_condemned())  # as who commits sees it
             mark.add(roots(self._store) - mark.snapshots)
         except (CorruptionError, IncompleteError) as error:
             raise CorruptionError(

@@ -3,12 +3,15 @@
 `Maintenance` is what an engine is given. `after_commit` notices that enough commits have passed and begins a
 collection in a thread of its own, on a handle of its own; what goes wrong there is kept as `error`, and warned of once.
 Retention runs after the new snapshot is durable, never before. It may patrol as well, a little after each collection,
-and watch the disk: where that is too full or too slow, `may_save` says so, and an engine lets saves that are due pass.
+and watch the disk, after each collection and at least every ten seconds in which a training saves: where it is too full
+or too slow, `may_save` says so, and an engine lets saves that are due pass.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from casckpt.store.store import Store
 
 PATROL_S = 5.0  # at most, or one pack: who closes waits for it
+WATCH_S = 10.0  # between two looks at the disk: each opens the store and writes 4 KiB
 EVERY_COMMITS = 50  # a collection looks at every object: dear beside one commit, cheap beside so many
 
 
@@ -39,7 +43,7 @@ class Maintenance:
         compaction: as for `plan`.
         grace_s: as for `collect`.
         patrol_bytes: of packs checked after each collection; 0: none.
-        limits: for the disk; None: it is not watched.
+        limits: for the disk, which is watched from the first commit on; None: it is not.
 
     Attributes:
         error: why the last collection failed, or None.
@@ -68,6 +72,8 @@ class Maintenance:
         self._path, self._branch = "", ""
         self._options: dict[str, Any] = {}
         self._commit_count = 0
+        self._monotonic_s: Callable[[], float] = time.monotonic
+        self._watched_s = -math.inf
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self.error: CasckptError | OSError | None = None
@@ -78,18 +84,25 @@ class Maintenance:
     def after_commit(self, store: Store) -> None:
         """Say that `store` has published a snapshot. Returns at once."""
         self._commit_count += 1
-        self._path, self._branch = store.path, store.branch
+        self._path, self._branch, self._monotonic_s = store.path, store.branch, store._system.monotonic_s
         committer = store._committer.options  # what is encoded anew must not take longer to restore than what is not
         self._options = {"run": store.run, "verify": committer["verify"], "level": committer["level"].name}
         if self._commit_count >= self._every_commits and self._begin(self._collect):
             self._commit_count = 0
+        self._look()
 
     def may_save(self) -> bool:
-        """Whether the disk was well when it was last looked at. Where it was not, it is looked at again meanwhile."""
-        if self.health is None or self.health.state != "stop":
-            return True
-        self._begin(self._watch)
-        return False
+        """Whether the disk was well when it was last looked at. It is looked at again meanwhile where it was not, or
+        where that is long ago."""
+        is_stopped = self.health is not None and self.health.state == "stop"
+        self._look(is_due=is_stopped)
+        return not is_stopped
+
+    def _look(self, *, is_due: bool = False) -> None:
+        """Look at the disk, off this thread, if it is to be watched and that is due."""
+        is_old = self._monotonic_s() - self._watched_s >= WATCH_S
+        if self._limits is not None and self._path and (is_due or is_old):
+            self._begin(self._watch)
 
     def _begin(self, act: Callable[[Store], None]) -> bool:
         """Do something in a thread of its own, unless something is under way or all is over."""
@@ -105,7 +118,7 @@ class Maintenance:
                 act(own)
         except (CasckptError, OSError) as error:  # a folder that was taken away is neither
             if self.error is None:
-                warnings.warn(f"a collection failed, and training goes on: {error}", StoreWarning, stacklevel=1)
+                warnings.warn(f"maintenance failed, and training goes on: {error}", StoreWarning, stacklevel=1)
             self.error = error
 
     def _collect(self, own: Store) -> None:
@@ -126,6 +139,7 @@ class Maintenance:
         if self._limits is None:
             return
         before, self.health = self.health, health(own, self._limits)
+        self._watched_s = self._monotonic_s()
         if self.health.state != "good" and (before is None or before.state != self.health.state):
             what = "saves that are due are left out until that is over" if self.health.state == "stop" else "take care"
             text = f"{self.health.free_bytes} bytes are free, and a small write takes {self.health.write_s:.3f} s"

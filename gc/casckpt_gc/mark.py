@@ -42,7 +42,9 @@ def check_certain(store: Store) -> None:
     Raises:
         CorruptionError: an entry cannot be read.
         IncompleteError: an entry or a pack is missing, as in a copy under way.
+        StorageError: an entry cannot be read now.
     """
+    store._keeper.settle()
     bad = store._catalog.bad_entries()
     pending = store._catalog.pending_packs()
     if not bad and not pending:

@@ -184,8 +184,7 @@ def repair(store: Store, source: Store | None = None, *, execute: bool = False) 
             for ref in found_epochs:
                 healer.replace_epoch(ref, remake(copies, ref))
             store._keeper.reader.forget_files()
-            if found_epochs or store._catalog.pending_packs():
-                store._keeper.rebuild()
+            store._keeper.rebuild()  # manifests that come back count from now on
     found_numbers, lost_numbers = (tuple(ref.number for ref in refs) for refs in (found_epochs, lost_epochs))
     return Repair(heals, entries, tuple(findings), lost_by, found_numbers, lost_numbers, execute)
 

@@ -28,7 +28,7 @@ from casckpt.objects.packs import read_rows
 from casckpt.store.store import Store
 from casckpt_gc.compact import pack_writer
 from casckpt_gc.compaction import Compaction
-from casckpt_gc.mark import Mark, is_condemned, roots
+from casckpt_gc.mark import Mark, check_certain, is_condemned, roots
 
 
 def sealable(store: Store, compaction: Compaction | None) -> range:
@@ -112,6 +112,7 @@ class Sealing:
         Raises:
             CorruptionError, IncompleteError: what a snapshot needs that came meanwhile cannot be had.
         """
+        check_certain(self._store)
         with self._store._keeper.kv.read() as txn:
             is_next = epoch_count(txn) == self._numbers.start
         self._mark.add(roots(self._store) - self._mark.snapshots)

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 
 from casckpt.cli._group import casckpt as group
 from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
+from casckpt.storage.process import System
 from tests.gc.collecting import check_steps, commit, files, trees
 from tests.unit.cli_stores import call
-from tests.unit.stores import open_store
+from tests.unit.stores import UnsyncedFileSystem, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,37 @@ def test_maintenance_patrols_and_watches_the_disk(store_path: Path, monkeypatch:
         maintenance.wait()
         assert maintenance.may_save()
     assert [message for message in told if "left out" in message] == told and len(told) == 1
+
+
+def test_the_disk_is_watched_before_anything_is_collected(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first commit on, and again when that is long ago; a look that is not due costs nothing."""
+    looks: list[str] = []
+
+    def look(own: Any, limits: Any) -> Any:
+        looks.append(own.path)
+        return casckpt_gc.Health(0, 0.0, "stop" if len(looks) == 2 else "good")
+
+    monkeypatch.setattr("casckpt_gc.maintenance.health", look)
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: None)
+    now_s = [0.0]
+    system = System(file_system=UnsyncedFileSystem(), monotonic_s=lambda: now_s[0])
+    with (
+        open_store(store_path, system=system) as store,
+        Maintenance(every_commits=1000, limits=casckpt_gc.Limits()) as maintenance,
+    ):
+        assert maintenance.may_save()
+        for step in (1, 2):
+            commit(store, step)
+            maintenance.after_commit(store)
+            maintenance.wait()
+            assert maintenance.may_save() and len(looks) == 1
+        now_s[0] += 3600.0
+        assert maintenance.may_save()  # by what is known, while it looks
+        maintenance.wait()
+        assert not maintenance.may_save()
+        maintenance.wait()
+        assert maintenance.may_save() and len(looks) == 3
+    assert maintenance.report is None
 
 
 def test_failed_collection_does_not_stop_the_training_and_is_told_once(

@@ -24,7 +24,7 @@ from casckpt.testing.trees import difference
 from tests.conformance.independent_reader import read_store
 from tests.gc.collecting import FullDisk, check_steps, collect, commit, files, noise, size
 from tests.gc.sealing import PER_EPOCH, RETENTION, make, short_epochs, tree, trees
-from tests.unit.stores import open_store
+from tests.unit.stores import UnsyncedFileSystem, open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
@@ -112,6 +112,30 @@ def test_handle_that_saw_the_objects_stores_again_what_was_sealed_away(store_pat
         learner.commit(11, tree(2))
         assert difference(tree(2), learner.restore(11)) is None
     check_steps(store_path, {**trees(9, 10), 11: tree(2)})
+
+
+def test_opening_does_not_look_at_epochs_however_many_there_are(sealed: Path) -> None:
+    def looked() -> list[str]:
+        disk = UnsyncedFileSystem()
+        seen: list[str] = []
+
+        def note(operation: Any, act: Any) -> Any:
+            seen.append(f"{operation.name} {operation.path.rpartition('/timeline')[2]}")
+            return act()
+
+        disk.perform = note  # type: ignore[method-assign]
+        with open_store(sealed, create=False, system=System(file_system=disk)) as store:
+            assert store.steps()[-1] == store.step
+        return [each for each in seen if "/epochs" in each]
+
+    before = looked()
+    with open_store(sealed, create=False) as store:
+        for start in range(11, 51, 10):
+            commit(store, *range(start, start + 10), make=tree)
+            collect(store, RETENTION)
+    assert len(files(sealed, "timeline/epochs")) > 10
+    assert not any(each.startswith(("list", "open", "read")) for each in before)
+    assert len(looked()) == len(before)
 
 
 @pytest.mark.parametrize("applied", [3, 9])
