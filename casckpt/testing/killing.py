@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 CHANGING_CALLS = (
     "write",
+    "writev",
     "pwrite64",
     "pwritev",
     "pwritev2",
@@ -31,6 +32,7 @@ CHANGING_CALLS = (
     "unlinkat",
     "mkdir",
     "mkdirat",
+    "rmdir",
     "fsync",
     "fdatasync",
     "msync",

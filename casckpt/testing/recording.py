@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -109,8 +109,12 @@ class CrashState:
                 file.write(content)
 
 
-def crash_states(log: list[Operation | Mark]) -> Iterator[CrashState]:
+def crash_states(log: list[Operation | Mark], prefixes: Container[int] | None = None) -> Iterator[CrashState]:
     """Every distinct state that a crash during the recorded workload may leave. See the module for the model.
+
+    Args:
+        log: what was recorded.
+        prefixes: after how many operations the power may go; None for any number.
 
     Cost: states per operation grow with what is unsynced at that moment (tens), not with the length of the log.
     """
@@ -125,6 +129,8 @@ def crash_states(log: list[Operation | Mark]) -> Iterator[CrashState]:
         elif step is not None:
             disk.apply(step)
             done, last = done + 1, str(step)
+        if prefixes is not None and done not in prefixes:
+            continue
         for choice, files, folders in disk.possible():
             fingerprint = _fingerprint(files, folders, len(marks))
             if fingerprint not in seen:

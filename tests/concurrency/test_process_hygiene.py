@@ -197,7 +197,7 @@ def test_data_loader_workers_restore(store_path: Path, method: str) -> None:
             multiprocessing_context=method,
             collate_fn=_as_it_is,
         )
-        for step, found in enumerate(loader):
+        for step, found in zip(range(4), loader, strict=True):
             assert difference(_state(step), found) is None
         store.commit(9, _state(9))
 

@@ -29,7 +29,7 @@ from casckpt.testing.workload import HISTORIES, Rehearsal, tree
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # damage that is found is reported so
 
 PARTS = 4
-QUICK_STRIDES = {"every kind of entry": 67, "training": 157}
+QUICK_STRIDES = {"every kind of entry": 149, "training": 307}
 FULL_STRIDES = {"every kind of entry": 1, "training": 3}  # its records are many and alike
 
 
@@ -236,14 +236,18 @@ def _cases(anatomy: Anatomy) -> list[Case]:
 
 @pytest.mark.few(1)
 def test_some_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path) -> None:
-    for number, case in enumerate(_cases(intact.anatomy)[:: QUICK_STRIDES[intact.history]]):
+    cases = _cases(intact.anatomy)[:: QUICK_STRIDES[intact.history]]
+    assert len(cases) > 5
+    for number, case in enumerate(cases):
         _check(intact, case, tmp_path, keeps_index=number % 2 == 0)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path, part: int) -> None:
-    for number, case in enumerate(_cases(intact.anatomy)[part :: PARTS * FULL_STRIDES[intact.history]]):
+    cases = _cases(intact.anatomy)[part :: PARTS * FULL_STRIDES[intact.history]]
+    assert len(cases) > 50
+    for number, case in enumerate(cases):
         _check(intact, case, tmp_path, keeps_index=number % 2 == 0)
 
 
@@ -251,6 +255,8 @@ def test_every_byte_of_a_store_lies_in_a_named_region(intact: Intact) -> None:
     by_path: dict[str, list[Region]] = {}
     for region in intact.anatomy.regions:
         by_path.setdefault(region.path, []).append(region)
+    root = Path(intact.path)
+    assert by_path.keys() == {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     for path, regions in by_path.items():
         at = 0
         for region in sorted(regions, key=lambda region: region.offset):
@@ -265,6 +271,7 @@ def test_atomic_restore_of_a_damaged_snapshot_leaves_every_target_alone(intact: 
     chunk = next(r for r in intact.anatomy.regions if r.name.endswith("payload") and r.size > 4096)
     _flip(chunk, 17)(path)
     damaged = intact.anatomy.damage([ObjectId(chunk.object_id or b"")])
+    assert damaged.keys() - intact.anatomy.retired
     with casckpt.open(path) as store:
         for snapshot_id in damaged.keys() - intact.anatomy.retired:
             _, snapshot = intact.anatomy.commits[snapshot_id]

@@ -30,7 +30,7 @@ from casckpt.testing.wrapping import READING
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
-QUICK_STRIDES, THOROUGH_STRIDE = {"every kind of entry": 37, "training": 59}, 5
+QUICK_STRIDES, THOROUGH_STRIDE = {"every kind of entry": 59, "training": 89}, 5
 FULL_STRIDES = {"every kind of entry": 1, "training": 5}  # its operations are many and alike
 MODES: dict[str, Callable[[int], FailingFileSystem]] = {
     "EIO once": lambda n: FailingFileSystem(LocalFileSystem(), fail_at=n, error=errno.EIO),

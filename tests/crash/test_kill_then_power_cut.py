@@ -66,10 +66,10 @@ def _run(folder: Path, kill_at: int, acts: Sequence[Act], kinds: Collection[str]
 
 def _check(folder: Path, kill_at: int, acts: Sequence[Act], kinds: Collection[str] = COUNTED) -> bool:
     recording, killed_at = _run(folder / f"{kill_at}", kill_at, acts, kinds)
-    for number, state in enumerate(crash_states(recording.log)):
-        # A power cut before the kill, or in the middle of an act, is what the plain sweep checks.
-        if state.prefix < killed_at or state.prefix not in _acknowledgements(recording.log):
-            continue
+    # A power cut before the kill, or in the middle of an act, is what the plain sweep checks.
+    moments = {done for done in _acknowledgements(recording.log) if done >= killed_at}
+    assert moments
+    for number, state in enumerate(crash_states(recording.log, moments)):
         target = folder / f"{kill_at}-{number}"
         target.mkdir()
         state.write_to(str(target))

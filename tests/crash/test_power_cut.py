@@ -18,7 +18,7 @@ from casckpt.testing.recording import CrashState, RecordingFileSystem, crash_sta
 from casckpt.testing.workload import HISTORIES, Rehearsal, oracle_of
 
 PARTS = 4
-QUICK_STRIDES = {"every kind of entry": 127, "training": 211}  # coprime to a commit's operations: all kinds are hit
+QUICK_STRIDES = {"every kind of entry": 173, "training": 293}  # coprime to a commit's operations: all kinds are hit
 FULL_STRIDES = {"every kind of entry": 1, "training": 5}  # its states are many and alike
 
 
@@ -56,12 +56,16 @@ def _check(name: str, state: CrashState, folder: Path, *, thoroughly: bool) -> N
 
 @pytest.mark.few(1)
 def test_some_states_of_a_power_cut_open_whole(recorded: Recorded, tmp_path: Path) -> None:
-    for i, state in enumerate(recorded.states[:: QUICK_STRIDES[recorded.name]]):
+    states = recorded.states[:: QUICK_STRIDES[recorded.name]]
+    assert len(states) > 5
+    for i, state in enumerate(states):
         _check(recorded.name, state, tmp_path / str(i), thoroughly=True)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_state_of_a_power_cut_opens_whole(recorded: Recorded, tmp_path: Path, part: int) -> None:
-    for i, state in enumerate(recorded.states[part :: PARTS * FULL_STRIDES[recorded.name]]):
+    states = recorded.states[part :: PARTS * FULL_STRIDES[recorded.name]]
+    assert len(states) > 50
+    for i, state in enumerate(states):
         _check(recorded.name, state, tmp_path / str(i), thoroughly=i % 5 == 0)

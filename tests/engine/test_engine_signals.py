@@ -181,6 +181,7 @@ def test_deadline_outside_of_a_pause_says_so_and_the_second_signal_ends_at_once(
         assert store.verify().ok
 
 
+@pytest.mark.full
 def test_pause_that_begins_after_the_deadline_is_saved_in_too(store_path: Path) -> None:
     with training(store_path, "evaluation in a later pause", 0.01) as process:
         process.send_signal(signal.SIGTERM)
@@ -194,6 +195,7 @@ def test_pause_that_begins_after_the_deadline_is_saved_in_too(store_path: Path) 
         assert store.restore() == {"counters": {"n": 2}}
 
 
+@pytest.mark.full
 def test_second_signal_ends_at_once_when_the_save_at_the_deadline_hangs(store_path: Path) -> None:
     with training(store_path, "a save that hangs", 0.01) as process:
         assert out(process) == "paused"
@@ -208,6 +210,7 @@ def test_second_signal_ends_at_once_when_the_save_at_the_deadline_hangs(store_pa
         assert store.verify().ok
 
 
+@pytest.mark.full
 def test_save_that_fails_at_the_deadline_is_made_at_the_next_safe_point(store_path: Path) -> None:
     with training(store_path, "a save that fails", 0.01) as process:
         assert out(process) == "paused"
@@ -221,6 +224,7 @@ def test_save_that_fails_at_the_deadline_is_made_at_the_next_safe_point(store_pa
         assert store.timeline()[-1].labels == {"requested": "SIGTERM"}
 
 
+@pytest.mark.full
 def test_signal_in_the_middle_of_a_save_ends_the_training_when_it_is_durable(store_path: Path) -> None:
     with training(store_path, "in a save", 1000) as process:
         told, _ = process.communicate()

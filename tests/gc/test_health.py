@@ -167,6 +167,7 @@ def test_second_record_heals_the_first(whole: Path) -> None:
     check_steps(whole, {**trees(STEPS), 7: tree(3)})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("has_file", [True, False], ids=["damaged", "missing"])
 def test_timeline_entry_comes_from_another_copy(whole: Path, has_file: bool) -> None:
     with open_store(whole) as store:

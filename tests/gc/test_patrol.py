@@ -54,6 +54,7 @@ def cut(data: bytes) -> bytes:
 # --- packs ---
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("damage", [zeroed, without_table, cut, None])
 def test_records_that_cannot_even_be_found_are_named_and_stored_again(
     whole: Path, damage: Callable[[bytes], bytes] | None
@@ -179,6 +180,7 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("region", REGIONS)
 def test_damaged_epoch_is_found_named_and_healed(sealed: Path, region: str) -> None:
     at, steps = REGIONS[region]
@@ -232,6 +234,7 @@ def test_epoch_that_is_sealed_and_not_made_yet_is_no_finding(tmp_path: Path) -> 
         assert casckpt_gc.repair(store).lost_epochs == ()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("region", [*REGIONS, "missing"])
 def test_epoch_is_made_anew_from_a_copy_that_was_never_sealed(sealed: Path, region: str) -> None:
     good = epoch(sealed).read_bytes()

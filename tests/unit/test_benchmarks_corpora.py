@@ -57,7 +57,7 @@ def test_every_series_of_the_table_has_a_recipe() -> None:
     assert set(corpora.NAMES) == set(STEPS_APART)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EVERY_NAME)
 def test_series_is_complete_and_its_commits_lie_as_far_apart_as_it_says(name: str, folder: str) -> None:
     series = corpora.build(name, folder, quick=True)
@@ -70,7 +70,7 @@ def test_series_is_complete_and_its_commits_lie_as_far_apart_as_it_says(name: st
         series.state(series.count)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", EVERY_NAME)
 def test_series_built_again_elsewhere_is_equal_in_every_bit(name: str, folder: str, tmp_path: Path) -> None:
     first, second = corpora.build(name, folder, quick=True), corpora.build(name, str(tmp_path), quick=True)
@@ -387,6 +387,7 @@ def test_lines_of_four_are_found_wherever_they_lie() -> None:
     assert 100 < sum(expected) < 500
 
 
+@pytest.mark.full
 def test_games_follow_the_rules_of_connect_four() -> None:
     torch.manual_seed(2)
     agent = _league.Agent(8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,18 @@ from casckpt.testing.anatomy import dissect
 from tests.unit.cli_stores import call, entry_path, flip, make_store
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests that change nothing in it."""
+    path: Path = tmp_path_factory.mktemp("dump") / "store"
+    make_store(path)
+    return path
+
+
 @pytest.fixture
-def store(store_path: Path) -> Path:
-    make_store(store_path)
+def store(whole: Path, store_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(whole, store_path)
     return store_path
 
 
@@ -26,85 +36,85 @@ def checks(document: Any) -> dict[str, bool]:
     return {check["what"]: check["ok"] for check in document["checks"]}
 
 
-def test_entries_are_decoded(store: Path) -> None:
-    document = call("dump", store, 1, "--json").json
+def test_entries_are_decoded(whole: Path) -> None:
+    document = call("dump", whole, 1, "--json").json
     body = document["fields"]["body"]
     assert body["body"]["kind_of_entry"] == "commit"
     assert (body["body"]["run"], body["body"]["step"]) == ("walker", 1)
-    assert document["size_bytes"] == entry_path(store, 1).stat().st_size
+    assert document["size_bytes"] == entry_path(whole, 1).stat().st_size
     assert document["fields"]["magic"] == b"CASENTR1".hex()
     assert all(checks(document).values())
-    kinds = {n: call("dump", store, n, "--json").json["fields"]["body"]["body"]["kind_of_entry"] for n in (0, 5, 6)}
+    kinds = {n: call("dump", whole, n, "--json").json["fields"]["body"]["body"]["kind_of_entry"] for n in (0, 5, 6)}
     assert kinds == {0: "create", 5: "tag", 6: "retire"}
 
 
-def test_every_record_of_every_file_is_listed_with_its_place(store: Path) -> None:
-    anatomy = dissect(str(store))
+def test_every_record_of_every_file_is_listed_with_its_place(whole: Path) -> None:
+    anatomy = dissect(str(whole))
     regions = {(region.path, region.offset): region for region in anatomy.regions if region.name.endswith("magic")}
-    for file in [*store.glob("packs/*/*"), *(entry_path(store, seq) for seq in range(9))]:
+    for file in [*whole.glob("packs/*/*"), *(entry_path(whole, seq) for seq in range(9))]:
         name = file.name if file.parent.parent.name == "packs" else str(int(file.name))
-        relative = str(file.relative_to(store))
+        relative = str(file.relative_to(whole))
         expected = {
             (offset, region.object_id.hex())
             for (path, offset), region in regions.items()
             if path == relative and region.object_id is not None and "record" in region.name
         }
-        document = call("dump", store, name, "--json").json
+        document = call("dump", whole, name, "--json").json
         assert {(part["offset"], part["object_id"]) for part in document["parts"]} == expected
         assert all(part["is_payload_good"] for part in document["parts"])
 
 
 @pytest.mark.parametrize("kind", [CHUNK, MANIFEST, STRUCTURE])
-def test_objects_are_found_by_prefix_and_decoded(store: Path, kind: int) -> None:
+def test_objects_are_found_by_prefix_and_decoded(whole: Path, kind: int) -> None:
     name = {CHUNK: "chunk", MANIFEST: "manifest", STRUCTURE: "structure"}[kind]
     part = next(
         part
-        for pack in store.glob("packs/*/*")
-        for part in call("dump", store, pack.name, "--json").json["parts"]
+        for pack in whole.glob("packs/*/*")
+        for part in call("dump", whole, pack.name, "--json").json["parts"]
         if part["kind"] == name
     )
-    document = call("dump", store, part["object_id"][:16], "--json").json
+    document = call("dump", whole, part["object_id"][:16], "--json").json
     assert document["thing"] == f"object {part['object_id']}"
     assert document["fields"]["kind"] == name
     assert document["size_bytes"] == part["plain_size"]
     assert part["offset"] in [each["offset"] for each in document["parts"]]
     content = document["fields"]["content"]
     if kind == CHUNK:
-        plain = dissect(str(store)).plain
+        plain = dissect(str(whole)).plain
         assert bytes.fromhex(content) == plain[bytes.fromhex(part["object_id"])]  # type: ignore[index]
     else:
         assert content["version"] == 1
 
 
-def test_a_snapshot_is_an_object_too(store: Path) -> None:
-    snapshot = call("show", store, "good", "--run", "walker", "--json").json["snapshot"]
-    content = call("dump", store, f"object:{snapshot['id'][:12]}", "--json").json["fields"]["content"]
+def test_a_snapshot_is_an_object_too(whole: Path) -> None:
+    snapshot = call("show", whole, "good", "--run", "walker", "--json").json["snapshot"]
+    content = call("dump", whole, f"object:{snapshot['id'][:12]}", "--json").json["fields"]["content"]
     assert (content["step"], content["parent"]) == (2, snapshot["parent"])
 
 
-def test_document_and_index(store: Path) -> None:
-    document = call("dump", store, "document", "--json").json
+def test_document_and_index(whole: Path) -> None:
+    document = call("dump", whole, "document", "--json").json
     assert (
-        document["fields"]["casckpt.json"]["store_id"] == json.loads((store / "casckpt.json").read_text())["store_id"]
+        document["fields"]["casckpt.json"]["store_id"] == json.loads((whole / "casckpt.json").read_text())["store_id"]
     )
-    index = call("dump", store, "index", "--json").json
+    index = call("dump", whole, "index", "--json").json
     assert index["ok"] is True
     assert index["fields"]["rows"]["snaps"] == 6
     assert index["fields"]["applied"]["seq"] == 8
-    (folder,) = (each for each in (store / "index").iterdir() if each.is_dir())
+    (folder,) = (each for each in (whole / "index").iterdir() if each.is_dir())
     assert json.loads(index["fields"]["pointer"])["generation"] == int(folder.name)
 
 
 @pytest.mark.parametrize("thing", ["", "abc", "zzzzzzzz", "entry:x", "deadbeef@", "../x"])
-def test_what_means_nothing_is_code_2(store: Path, thing: str) -> None:
-    called = call("dump", store, thing)
+def test_what_means_nothing_is_code_2(whole: Path, thing: str) -> None:
+    called = call("dump", whole, thing)
     assert called.code == 2
     assert called.out == ""
 
 
 @pytest.mark.parametrize("thing", ["99", "entry:7777", "f" * 32, "pack:00000000", "object:" + "e" * 64])
-def test_what_is_not_there_is_code_3(store: Path, thing: str) -> None:
-    assert call("dump", store, thing).code == 3
+def test_what_is_not_there_is_code_3(whole: Path, thing: str) -> None:
+    assert call("dump", whole, thing).code == 3
 
 
 def test_an_ambiguous_prefix_is_code_2(store: Path) -> None:

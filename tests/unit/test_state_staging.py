@@ -66,6 +66,7 @@ def test_a_state_that_moves_in_memory_is_copied_from_where_it_lies() -> None:
         staging.release(staged)
 
 
+@pytest.mark.full
 def test_torch_may_be_imported_after_the_first_copy() -> None:
     code = """if True:
         import sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -14,8 +13,7 @@ ROWS = re.findall(r"^\| ([A-Z]\d\d) \| (.+?) \| (.+) \|$", TABLE, flags=re.MULTI
 
 @cache
 def names_in(path: str) -> frozenset[str]:
-    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(re.findall(r"^ *(?:async )?def (\w+)\(", (TESTS / path).read_text("utf-8"), flags=re.MULTILINE))
 
 
 def test_every_case_has_a_row_and_a_test() -> None:
