@@ -179,7 +179,7 @@ def _at_deadline(engine: Saves, number: int, deadline_s: float, is_over: threadi
             if is_over.wait(_LOOK_S):
                 return
     except Exception as error:  # noqa: BLE001 - whatever a provider raises: training goes on to its safe point
-        _say(f"{name}: the save at the deadline failed: {error}")
+        _say(f"{name}: the save at the deadline failed: {type(error).__name__}: {error}")
         return
     _say(f"{name}: saved at the deadline, inside a pause")
     _end(number)

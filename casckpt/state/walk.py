@@ -258,8 +258,11 @@ class Walk:
 
         try:
             data = pickle.dumps(value, protocol=4)
-        except Exception as error:  # noqa: BLE001 - whatever the object's own reduce raises, the leaf is the news
-            raise self.refuse(value, f"objects of type {name} cannot be pickled ({error})") from None
+        except MemoryError:
+            raise  # it says nothing of the object
+        except Exception as error:  # whatever the object's own reduce raises, the leaf is the news
+            why = f"{type(error).__name__}: {error}"
+            raise self.refuse(value, f"objects of type {name} cannot be pickled ({why})") from error
         return Opaque(name, self._bytes_leaf(data))
 
 

@@ -137,7 +137,7 @@ def replace_file(fs: FileSystem, temporary: str, target: str, parts: Iterable[An
     try:
         write_file(fs, temporary, parts)
         fs.rename(temporary, target)
-    except Exception:
+    except BaseException:  # Ctrl-C among them: outside of a store no collector cleans up
         with contextlib.suppress(OSError):
             fs.unlink(temporary)
         raise

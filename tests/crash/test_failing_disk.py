@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 import casckpt
 from casckpt.errors import CasckptError, OutOfSpaceError, StorageError
-from casckpt.storage.fs import LocalFileSystem
+from casckpt.storage.fs import LocalFileSystem, replace_file
 from casckpt.storage.process import System
 from casckpt.testing.failing import (
     CountingFileSystem,
@@ -141,6 +142,21 @@ def test_some_interrupts_leave_no_half_snapshot_and_the_next_commit_works(tmp_pa
 @pytest.mark.parametrize("history", HISTORIES)
 def test_every_interrupt_leaves_no_half_snapshot_and_the_next_commit_works(tmp_path: Path, history: str) -> None:
     _sweep_interrupts(tmp_path, history, FULL_STRIDES[history])
+
+
+def test_interrupted_replacement_of_a_file_leaves_one_whole_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "mark"
+    target.write_bytes(b"old")
+    for n in itertools.count(1):
+        fs = InterruptingFileSystem(LocalFileSystem(), at=n)
+        with contextlib.suppress(KeyboardInterrupt):
+            replace_file(fs, str(tmp_path / "temporary"), str(target), [b"new"])
+        if not fs.was_hit:
+            break
+        assert list(tmp_path.iterdir()) == [target], fs.struck
+        assert target.read_bytes() == b"old", fs.struck
+    assert n == 5  # made, written, synced, renamed
+    assert target.read_bytes() == b"new"
 
 
 @pytest.mark.few(4)

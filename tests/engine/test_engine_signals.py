@@ -216,7 +216,7 @@ def test_save_that_fails_at_the_deadline_is_made_at_the_next_safe_point(store_pa
         assert out(process) == "paused"
         process.send_signal(signal.SIGTERM)
         assert "SIGTERM: saving" in line(process)
-        assert 'the save at the deadline failed: "the provider\'s own"' in line(process)
+        assert 'the save at the deadline failed: KeyError: "the provider\'s own"' in line(process)
         process.communicate("go on\n")
         assert process.returncode == 128 + signal.SIGTERM
     with casckpt.open(store_path) as store:

@@ -8,7 +8,6 @@ import enum
 import random
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -82,6 +81,27 @@ def test_what_cannot_be_stored_is_refused_with_its_path(name: str) -> None:
         capture("agent", {"parts": [torch.ones(1), make()]})
     assert caught.value.path.startswith("agent/parts/1")
     assert str(caught.value).startswith(caught.value.path)
+
+
+class Reduced:
+    """An object whose own code raises when it is pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> str:
+        raise self.error
+
+
+def test_object_that_cannot_be_pickled_is_refused_with_what_its_own_code_raised() -> None:
+    error = KeyError("handle")
+    with pytest.raises(
+        UnsupportedStateError, match=r"^agent/x: .*Reduced cannot be pickled \(KeyError: 'handle'\)"
+    ) as caught:
+        capture("agent", {"x": Reduced(error)}, allow_pickle=True)
+    assert caught.value.__cause__ is error
+    with pytest.raises(MemoryError):  # no fault of the object
+        capture("agent", {"x": Reduced(MemoryError())}, allow_pickle=True)
 
 
 def test_the_deepest_tree_that_is_allowed_comes_back() -> None:
@@ -265,12 +285,14 @@ def test_an_enum_member_without_its_class_is_a_stored_enum_that_can_be_stored_ag
     assert restore(back) == back
 
 
-def test_a_module_directory_of_five_thousand_leaves_is_described_in_milliseconds() -> None:
+def test_a_module_directory_of_five_thousand_leaves_is_described_by_one_look_at_each() -> None:
+    """With a description of the last step; the first takes some thirty calls for each leaf."""
     state = {f"layer.{number}": torch.zeros(4) for number in range(5000)}
     first = capture("c", state)
-    times = []
-    for _ in range(5):
-        started = time.process_time()
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
         capture("c", state, previous=first)
-        times.append(time.process_time() - started)
-    assert min(times) < 0.08, "measured 20-25 ms of CPU; the limit leaves room for a slow machine"
+    finally:
+        sys.setprofile(None)
+    assert 5000 <= sum(event in ("call", "c_call") for event in calls) < 2 * 5000
