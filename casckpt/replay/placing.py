@@ -15,7 +15,7 @@ from typing import Any
 
 from casckpt.errors import MismatchError
 from casckpt.replay.contract import Position, RowSource, Wanted
-from casckpt.replay.ring import Ring
+from casckpt.replay.ring import Ring, is_array_or_tensor
 from casckpt.replay.view import allocate, piece_row_count
 from casckpt.state.differences import Difference, mismatch
 from casckpt.state.inplace import direct_memory, note_written
@@ -120,7 +120,9 @@ class Placing:
             slot = self._slot(start)
             memory = {}
             for name in self._source.columns:
-                direct = direct_memory(columns[name][slot : slot + stop - start], self._source.columns[name].kind)
+                direct = None
+                if is_array_or_tensor(columns[name]):  # else a slice may be a copy
+                    direct = direct_memory(columns[name][slot : slot + stop - start], self._source.columns[name].kind)
                 if direct is None:
                     staged.append((start, stop, name))
                 else:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from casckpt.digest import check16
 from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateError
 from casckpt.format.dtypes import itemsize_of
+from casckpt.format.structure import Leaf
 from casckpt.replay.arguments import Trim, checked_trim, expect, whole
 from casckpt.replay.contract import Buffer, Column, Position, check_position
 from casckpt.replay.segments import Range, cut, rows_per_segment
@@ -186,6 +187,9 @@ class Ring:
         columns = self.columns()
         if not columns:
             raise InvalidInputError("a ring without columns: there is nothing to store")
+        rows = [_rows_of(column, 0, column.shape[0]) for column in self.buffer.columns().values()]
+        for name, leaf in zip(columns, capture("columns", rows).structure.leaves, strict=True):
+            _check_order(name, leaf)  # also of columns that share memory
         self._forms = self._forms_now()
         self.row_size = max(1, sum(column.row_size for column in columns.values()))
 
@@ -523,8 +527,8 @@ class _Rows(Captured):
 
 
 def _rows_of(column: Any, start: int, stop: int) -> Any:
-    """Rows of a column: a view where it is an array or tensor, else something that reads them when asked."""
-    if _is_array_or_tensor(column):
+    """Rows of a column: a view where they lie one after the other, else something that reads them so when asked."""
+    if _is_of(column, "torch") or (_is_of(column, "numpy") and column.flags.c_contiguous):
         return column[start:stop]
     from casckpt.state import _numpy
 
@@ -543,7 +547,8 @@ def _is_of(column: Any, library: str) -> bool:
     return type(column).__module__.partition(".")[0] == library
 
 
-def _is_array_or_tensor(column: Any) -> bool:
+def is_array_or_tensor(column: Any) -> bool:
+    """Whether slices of a column are views of it."""
     return _is_of(column, "numpy") or _is_of(column, "torch")
 
 
@@ -559,7 +564,7 @@ def _described_column(name: str, column: Any) -> Column:
     Raises:
         InvalidInputError, UnsupportedStateError: see `Ring`.
     """
-    is_plain = _is_array_or_tensor(column) or hasattr(getattr(column, "dtype", None), "hasobject")
+    is_plain = is_array_or_tensor(column) or hasattr(getattr(column, "dtype", None), "hasobject")
     if not isinstance(name, str) or not getattr(column, "shape", ()) or not is_plain:
         raise UnsupportedStateError(
             f"column {name!r}: a {type(column).__name__} is no array, tensor, or object with NumPy's dtype and slices. "
@@ -567,12 +572,16 @@ def _described_column(name: str, column: Any) -> Column:
             path=str(name),
         )
     leaf = capture(name, [_rows_of(column, 0, 1)]).structure.leaves[0]
-    if leaf.strides is not None:
+    _check_order(name, leaf)
+    return Column(leaf.kind, leaf.dtype, leaf.shape[1:], prod(leaf.shape) * itemsize_of(leaf.kind, leaf.dtype))
+
+
+def _check_order(name: str, rows: Leaf) -> None:
+    if rows.strides is not None:
         raise InvalidInputError(
             f"column {name!r}: its rows do not lie one after the other in memory. Make it contiguous, or wrap it.",
             column=name,
         )
-    return Column(leaf.kind, leaf.dtype, leaf.shape[1:], prod(leaf.shape) * itemsize_of(leaf.kind, leaf.dtype))
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

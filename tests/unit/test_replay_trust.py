@@ -69,6 +69,32 @@ def test_columns_that_became_others_are_stored_as_they_are(
         assert_rows(store.restore(1)["replay"].last(100), {"a": WORDS})
 
 
+def test_columns_that_are_strided_are_stored_and_restored(store_path: Path) -> None:
+    def layouts() -> dict[str, Any]:
+        packed, wide = np.zeros(30, [("a", "i2"), ("b", "f8", 3)]), np.zeros((30, 10))
+        turned = {"rows": wide[::-1].copy()[::-1], "inner": np.zeros((30, 3, 4)).transpose(0, 2, 1)}
+        return {
+            "left": wide[:, :4],
+            "right": wide[:, 3:],
+            "f": packed["a"],
+            "g": packed["b"],
+            **turned,
+            "F": turned["inner"].T.copy().T,
+        }
+
+    live, other = layouts(), layouts()
+    for column in live.values():
+        column[...] = np.random.default_rng(0).integers(0, 99, column.shape)
+    with open_store(store_path) as store:
+        for step in (1, 2):
+            store.commit(step, {"replay": Ring(Arrays(live, {"total": 30}, total="total"))})
+        store.restore_into({"replay": Ring(Arrays(other, {"total": 0}, total="total"))})
+        view = store.restore()["replay"]
+        for name, column in live.items():
+            np.testing.assert_array_equal(view.column(name), column)
+            np.testing.assert_array_equal(other[name], column)
+
+
 def test_column_that_became_one_of_objects_is_refused_and_the_ring_goes_on(store_path: Path) -> None:
     place = {"total": 100}
     buffer = Changing({"a": WORDS}, place, total="total")
