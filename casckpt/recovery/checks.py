@@ -1,6 +1,7 @@
 """Checks of a state that was just loaded: a digest proves the bytes, not that they make sense together.
 
-A check is a function from the live targets (component name → object) to problems in words; none means that it passed.
+A check is a function from the live targets (component name → object) to problems in words, a text or several; none, or
+None, means that it passed.
 None of these moves a random generator or changes a target.
 
 * `find_nonfinite`: NaN or infinity in weights and moments;
@@ -23,7 +24,7 @@ from casckpt.state.rng_guard import RngGuard
 from casckpt.state.transfer import copy_tree
 
 Targets = Mapping[str, Any]
-Check = Callable[[Targets], Iterable[str]]
+Check = Callable[[Targets], Iterable[str] | str | None]
 _SHOWN = 5
 _BROKEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)  # what senseless numbers end in
 
@@ -162,6 +163,19 @@ class TrialSteps:
 
 
 def run_checks(targets: Targets, checks: Iterable[Check]) -> list[str]:
-    """All problems: those of the checks, and of every `Reference` among the targets."""
+    """All problems: those of the checks, and of every `Reference` among the targets.
+
+    Raises:
+        InvalidInputError: a check answers with neither texts nor None.
+    """
     references = [problem for live in targets.values() if isinstance(live, Reference) for problem in live.problems()]
-    return [*(problem for check in checks for problem in check(targets)), *references]
+    return [*(problem for check in checks for problem in _problems(check, check(targets))), *references]
+
+
+def _problems(check: Check, answer: Any) -> list[str]:
+    if answer is None or isinstance(answer, str):
+        return [answer] if answer else []
+    if isinstance(answer, Iterable):
+        return [str(each) for each in answer]
+    name = getattr(check, "__name__", type(check).__name__)
+    raise InvalidInputError(f"check {name!r} returned {answer!r}: expected problems in words, or nothing.", check=name)

@@ -17,6 +17,7 @@ A recovery may be killed at any point and started again; nothing it did before c
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,14 +99,14 @@ class RecoveryCoordinator:
         store: open for writing, for the run that is to go on.
         policy: the table of decisions.
         checks: run after each restore, on the live objects; see `checks`.
-        marker: path of a small file of the run's own; None to keep none.
+        marker: path of a small file of the run's own, whose folder is made; None to keep none.
         keep_reads: put what is read into files beside the marker too, until the recovery is over: one that is killed
             goes on reading where it stopped. For stores on slow media; needs as much room as the state.
         schema_version, migrations, config, fatal: what today's code expects, and how old snapshots come there; see
             `load_into`. Items of the config that differ are among the reasons, those of `fatal` refuse.
 
     Raises:
-        InvalidInputError: `keep_reads` without a `marker`.
+        InvalidInputError: `keep_reads` without a `marker`, or one without a name.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class RecoveryCoordinator:
         *,
         policy: Policy | None = None,
         checks: Sequence[Check] = DEFAULT_CHECKS,
-        marker: str | None = None,
+        marker: str | os.PathLike[str] | None = None,
         keep_reads: bool = False,
         schema_version: int | None = None,
         migrations: Migrations = registered,
@@ -123,6 +124,8 @@ class RecoveryCoordinator:
     ) -> None:
         if keep_reads and marker is None:
             raise InvalidInputError("keep_reads=True: there is no marker beside which they could lie. Give marker=.")
+        if marker is not None and not os.fspath(marker):
+            raise InvalidInputError("marker='': expected the path of a file. Give one, or None to keep none.")
         self._store = store
         self._policy = policy or Policy()
         self._checks = checks
@@ -180,6 +183,8 @@ class RecoveryCoordinator:
         live = _Live(self._store, targets, load)
         first = action.snapshots[0] if action.snapshots else None
         drift = [] if first is None else self._compare(live, first)
+        if self._marker is not None:
+            self._marker.prepare()
         position = self._store._committer.position
         before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
         generation = open_generation(self._store, first, self._told(action, failure))

@@ -8,9 +8,11 @@ again from the start, and the marker says that it is the second time, and from w
 from __future__ import annotations
 
 import contextlib
+import os
 
 import msgspec
 
+from casckpt.errors import InvalidInputError
 from casckpt.storage.fs import read_file, replace_file
 from casckpt.storage.process import System
 
@@ -30,9 +32,23 @@ class Mark(msgspec.Struct, frozen=True):
 class Marker:
     """One file. Only one process recovers a run at a time: generations see to that."""
 
-    def __init__(self, path: str, *, system: System | None = None) -> None:
-        self._path = path
+    def __init__(self, path: str | os.PathLike[str], *, system: System | None = None) -> None:
+        self._path = os.fspath(path)
+        self._folder = self._path.rpartition("/")[0] or "."
         self._system = system or System()
+
+    def prepare(self) -> None:
+        """Make its folder and look at it: a marker that cannot be kept is found out before anybody is fenced.
+
+        Raises:
+            InvalidInputError: the folder cannot be made, since the one above it is not there.
+            StorageError: something else stands in its place.
+        """
+        try:
+            self._system.file_system.make_folder(self._folder)
+        except FileNotFoundError as error:
+            raise InvalidInputError(f"marker {self._path}: there is no folder for it. Make {self._folder}.") from error
+        self.read()
 
     def read(self) -> Mark | None:
         """The last mark; None when there is none, or none that can be read: then nothing is known of the last time."""
@@ -56,7 +72,6 @@ class Marker:
     def _write(self, mark: Mark) -> None:
         """In one piece: a new file in place of the old one."""
         fs = self._system.file_system
-        folder = self._path.rpartition("/")[0] or "."
         temporary = f"{self._path}.{self._system.random_bytes(8).hex()}"
         replace_file(fs, temporary, self._path, [msgspec.json.encode(mark)])
-        fs.sync_folder(folder)
+        fs.sync_folder(self._folder)

@@ -24,6 +24,7 @@ from casckpt.recovery import (
     list_generations,
     make_plan,
 )
+from casckpt.recovery.checks import run_checks
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem
@@ -246,6 +247,32 @@ def test_plan_names_an_exhausted_loader_and_drift(tmp_path: Path) -> None:
         assert not make_plan(store, config={"lr": 2}, fatal=["lr"]).is_possible
         assert not make_plan(store, schema_version=3).is_possible
         assert plan.to_dict()["action"]["kind"] == "resume"
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [(None, []), ("", []), ([], []), ("too low", ["too low"]), (("a", "b"), ["a", "b"])]
+)
+def test_check_answers_with_nothing_one_text_or_several(answer: Any, found: list[str]) -> None:
+    assert run_checks({}, [lambda targets: answer]) == found
+    with pytest.raises(casckpt.InvalidInputError, match="check '<lambda>' returned False"):
+        run_checks({}, [lambda targets: False])  # well or ill?
+
+
+def test_marker_is_kept_wherever_it_is_wanted_or_refused_before_anybody_is_fenced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with open_store(tmp_path / "store") as store:
+        state = {"policy": {"w": np.zeros(3)}}
+        store.commit(1, state)
+        with pytest.raises(casckpt.InvalidInputError, match="marker=''"):
+            RecoveryCoordinator(store, marker="")
+        with pytest.raises(casckpt.StorageError, match="not a regular file"):
+            RecoveryCoordinator(store, marker=tmp_path / "folder").recover(state)
+        with pytest.raises(casckpt.InvalidInputError, match="no folder for it"):
+            RecoveryCoordinator(store, marker=tmp_path / "not" / "there" / "yet").recover(state)
+        assert list_generations(store) == []
+        marker = tmp_path / "not" / "yet"
+        RecoveryCoordinator(store, marker=marker).recover(state)
+        assert b"restored" in marker.read_bytes()
 
 
 def test_finite_check_looks_at_tensors_alone() -> None:
