@@ -107,9 +107,16 @@ class Drafter:
         context = self._context(number, parent, options.config, options.schema_version)
         captured: dict[str, Captured] = {}
         takes: dict[str, Take] = {}
+        rings = {id(value): name for name, value in state.items() if isinstance(value, Ring)}
         for name, value in state.items():
             previous = self._captured.get(check_name(name, "component"))
             if isinstance(value, Ring):
+                if rings[id(value)] != name:
+                    raise InvalidInputError(
+                        f"components {name!r} and {rings[id(value)]!r} are the same Ring: give it once, or wrap the "
+                        "buffer twice.",
+                        names=[name, rings[id(value)]],
+                    )
                 continue
             captured[name] = capture(name, value, allow_pickle=options.allow_pickle, previous=previous)
         try:

@@ -58,17 +58,23 @@ class Superseder(Committer):
         return made
 
     def supersede(self, draft: Draft, base: SnapshotId) -> SnapshotValue:
-        """Publish the snapshot `base` with the components of `draft` in place of it.
+        """Publish the snapshot `base`, or what superseded it, with the components of `draft` in place of it.
 
         Raises:
             ConflictError: `base` was retired meanwhile; nothing was published.
             Otherwise as `Committer.commit`.
         """
         self._keeper.catch_up()
+        base = self._newest(base)
         self._stand_beside(base, draft)
         self._check_not_retired(base)
         self._components.narrow(draft.captured)
         return self.commit(draft)
+
+    def _newest(self, base: SnapshotId) -> SnapshotId:
+        """What stands in place of `base` by now, where something else has joined its step meanwhile."""
+        known = self._catalog.info(base)
+        return self._catalog.find_step(known.run, known.branch, known.step) or base
 
     def _stand_beside(self, base: SnapshotId, draft: Draft) -> None:
         content = self._catalog.load(base)

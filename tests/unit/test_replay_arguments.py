@@ -103,6 +103,9 @@ def test_what_is_of_the_wrong_type_is_named(store_path: Path) -> None:
             with pytest.raises(InvalidInputError, match="^" + text):
                 call()
         assert len(calls) > 80
+        ring = live.ring()
+        with pytest.raises(InvalidInputError, match="components 'a' and 'b' are the same Ring"):
+            store.commit(2, {"a": ring, "b": ring})
         assert view.rows(np.int64(10), np.uint8(12), np.array(["obs"]))["obs"].shape == (2, 24)
         assert [rows.keys() for _, rows in view.batches(iter(["obs", "done"]))] == [{"obs", "done"}] * len(
             view.segments()

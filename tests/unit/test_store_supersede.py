@@ -56,6 +56,16 @@ def test_branch_that_moved_on_keeps_its_head_and_inherits_what_was_added(store: 
     assert [steps_of(each)["replay"] for each in store.timeline()] == [1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_what_joins_one_step_in_two_parts_is_all_there(store: Any, is_waited_for: bool) -> None:
+    with store._turns.take("a test"):  # both are under way before anything of the first is published
+        base = store.commit_async(1, {"policy": 1}) if not is_waited_for else store.commit(1, {"policy": 1})
+        first, second = store.supersede_async(1, {"replay": 1}), store.supersede_async(1, {"critic": 1})
+    assert steps_of(first.result()) == {"policy": 1, "replay": 1}
+    assert steps_of(second.result()) == {"policy": 1, "replay": 1, "critic": 1}
+    assert base is not None and store.restore() == {"policy": 1, "replay": 1, "critic": 1}
+
+
 def _rest() -> Any:
     from casckpt.store.draft import REST, Options
 
