@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -400,11 +400,16 @@ class CheckpointEngine:
         streams = self._streams(reseed)
         self.wait()
         ref = "latest" if step == -1 else step
-        self._check_left(leave, ref)
-        targets = {name: target for name, target in self.targets().items() if name not in leave}
-        left = [*leave, *self.captured_only()]
+        left = self._left(leave, ref)
+        targets = {name: target for name, target in self.targets().items() if name not in left}
         report = self.store.resume_into(
-            targets, ref, strict=strict, branch=branch, leave=left, allow_mixed=allow_mixed, allow_pickle=allow_pickle
+            targets,
+            ref,
+            strict=strict,
+            branch=branch,
+            leave=[*left, *self.captured_only()],
+            allow_mixed=allow_mixed,
+            allow_pickle=allow_pickle,
         )
         self._place(report)
         if reseed is not None:
@@ -413,20 +418,21 @@ class CheckpointEngine:
         self._guards = [] if report.is_fresh else [RngGuard(rng) for rng in streams]
         return replace(report, interrupted=tuple(map(str, self.store.interrupted())))
 
-    def _check_left(self, leave: Sequence[str], ref: int | str) -> None:
-        """Refuse a name that leaves nothing: what was meant by it would be overwritten."""
-        if isinstance(leave, str):
-            raise InvalidInputError(f"leave={leave!r}: expected a list of names. Write `leave=[{leave!r}]`.")
-        known = set(self._components)
-        if not known.issuperset(leave):
+    def _left(self, leave: Sequence[str], ref: int | str) -> set[str]:
+        """The names in `leave`; one that leaves nothing is refused: what was meant by it would be overwritten."""
+        if isinstance(leave, str) or not isinstance(leave, Iterable):
+            raise InvalidInputError(f"leave={leave!r:.60}: expected a list of names, as in `leave=['buffer']`.")
+        left, known = set(leave), set(self._components)
+        if not left <= known:
             found = self.store.timeline()[-1:] if ref == "latest" else [self.store.snapshot(ref)]
             known |= {name for snapshot in found for name in snapshot.components}
-        unknown = sorted(set(leave) - known)
+        unknown = sorted(left - known, key=repr)
         if unknown:
             raise NotFoundError(
                 f"leave={unknown}: no such components; nothing was restored. There are {', '.join(sorted(known))}.",
                 names=unknown,
             )
+        return left
 
     def targets(self) -> dict[str, Any]:
         """What a restore fills: component name → live object."""
@@ -618,6 +624,8 @@ class CheckpointEngine:
         is_async: bool | None = None,
     ) -> SaveHandle:
         """Capture these components, and those that no snapshot has yet, at one step."""
+        if not self._components:
+            raise InvalidInputError("there is nothing to save: no component is registered. Call `register` first.")
         if self._untaken:
             names = sorted(self._untaken)
             raise InvalidInputError(

@@ -314,7 +314,7 @@ class Store(SavesInBackground):
             found, heads = self._find_start(ref, allow_mixed, schema_version)
             if found is None:
                 return RestoreReport(None)
-            self._check_given(found[0], targets, leave, strict)
+            self._check_given(found[0], targets, _listed(leave, "leave"), strict)
             position = self._chooser.position_at(found[0], branch, heads)
             report = self._restore_into(targets, *found, strict, atomic, cast, allow_pickle)
             self._committer.stand_at(position)
@@ -343,7 +343,7 @@ class Store(SavesInBackground):
     def _check_given(
         self, snapshot_id: SnapshotId, targets: Collection[str], leave: Sequence[str], strict: bool
     ) -> None:
-        both = sorted({*targets} & {*_listed(leave, "leave")})
+        both = sorted({*targets} & {*leave})
         if both:
             raise InvalidInputError(f"{both} have targets and are in leave= too. Name each in one of them.", names=both)
         left = sorted({*self._catalog.load(snapshot_id).components} - {*targets, *leave})

@@ -477,6 +477,8 @@ def test_name_that_leaves_nothing_is_refused_before_anything_is_restored(store_p
     policy, extra = {"a": 0}, {"b": 0}
     with open_store(store_path) as store:
         engine = CheckpointEngine(store, clock=clock)
+        with pytest.raises(InvalidInputError, match="nothing to save"):
+            engine.save(1)
         engine.register("policy", policy)
         engine.register("extra", extra)
         with pytest.raises(NotFoundError, match=r"leave=\['buffer'\].*extra, policy"):
@@ -485,10 +487,13 @@ def test_name_that_leaves_nothing_is_refused_before_anything_is_restored(store_p
         for step in (-1, 1):
             with pytest.raises(NotFoundError, match=r"\['polcy'\].*There are buffer, extra, policy"):
                 engine.restore(step, strict=False, leave=["polcy"])
-            with pytest.raises(InvalidInputError, match="list of names"):
-                engine.restore(step, strict=False, leave="policy")
+            for leave in ("policy", None, 3):
+                with pytest.raises(InvalidInputError, match="list of names"):
+                    engine.restore(step, strict=False, leave=leave)
         with pytest.raises(AlreadyExistsError, match="'main' is a tag or a branch already"):
             engine.restore(strict=False, branch="main")
+        assert policy == {"a": 0}
+        engine.restore(leave=(name for name in ("policy", "buffer", "extra")))
         assert policy == {"a": 0}
         engine.restore(leave=["buffer", "extra"])  # which only the snapshot has, and which only this program has
         assert (policy, extra) == ({"a": 1}, {"b": 0})

@@ -94,7 +94,6 @@ class EnvState:
         tree = walk.node(self.env, "env")
         if walk.missing and self.strict:
             shown = "; ".join(map(str, walk.missing[:_SHOWN_MAX]))
-            shown = "; ".join(map(str, walk.missing[:_SHOWN_MAX]))
             raise UnsupportedStateError(
                 f"{len(walk.missing)} parts of the environment cannot be captured: {shown}. Give the class get_state() "
                 "and set_state(), or an adapter (register_env_adapter); or say that a restore may go without: "
