@@ -18,6 +18,7 @@ from casckpt.errors import (
     CasckptError,
     CorruptionError,
     IncompleteError,
+    InvalidInputError,
     MismatchError,
     NotFoundError,
 )
@@ -176,6 +177,8 @@ class Restorer:
     ) -> dict[str, Any]:
         """Components as new objects; see `Store.restore`."""
         found, wanted = self.components(snapshot_id, only)
+        for each in found:
+            _refuse_rows(each, wanted[each.name] or ())
         assemblies = [Assembly(each.structure, each.name, only=wanted[each.name], device=device) for each in found]
         scalars = [bytearray(each.manifest.scalars_size) for each in found]
         self.read(
@@ -295,6 +298,18 @@ def choose(components: Collection[str], only: Sequence[str] | None, step: int) -
         elif wanted.get(name, []) is not None:
             wanted[name] = [*(wanted.get(name) or []), path]
     return wanted
+
+
+def _refuse_rows(stored: Stored, paths: Sequence[str]) -> None:
+    """What a ring has under `columns` are types, without rows: whoever asks for them wants the rows."""
+    name = stored.name
+    rows = [path for path in paths if f"{path}/".startswith(f"{name}/columns/")]
+    if rows and isinstance(stored.manifest, RingManifest):
+        raise InvalidInputError(
+            f"only={rows}: {name!r} is a ring, whose rows are read from its view. Write `restore(only=[{name!r}])"
+            f"[{name!r}].column(...)`.",
+            paths=rows,
+        )
 
 
 def _check_sizes(structure: Structure, manifest: Manifest) -> None:

@@ -103,6 +103,10 @@ def test_what_is_of_the_wrong_type_is_named(store_path: Path) -> None:
             with pytest.raises(InvalidInputError, match="^" + text):
                 call()
         assert len(calls) > 80
+        for path in ("replay/columns", "replay/columns/obs"):
+            with pytest.raises(InvalidInputError, match="'replay' is a ring, whose rows are read from its view"):
+                store.restore(1, only=[path])
+        assert store.restore(1, only=["replay/total"]) == {"replay": {"total": 30}}
         ring = live.ring()
         with pytest.raises(InvalidInputError, match="components 'a' and 'b' are the same Ring"):
             store.commit(2, {"a": ring, "b": ring})
