@@ -73,7 +73,7 @@ class IndexKeeper:
         self._read_only = read_only
         self._lock = threading.RLock()
         self._kv: Kv | None = None
-        self._unread: dict[int, CorruptionError] = {}  # entries, new since `open`, that the medium refused to give
+        self._unread: dict[int, CasckptError] = {}  # entries, new since `open`, that the medium refused to give
         self.reader = ObjectReader(root, timeline, lambda: self.kv)
 
     @property
@@ -213,7 +213,9 @@ class IndexKeeper:
             entry = entry or self._timeline.read(seq)
             self._unread.pop(seq, None)
             apply_entry(txn, entry, packs, reads)
-        except CorruptionError as error:
+        except (CorruptionError, IncompleteError, NotFoundError) as error:
+            if entry is None and not isinstance(error, CorruptionError):
+                raise
             if entry is None and is_of_medium(error):
                 self._unread[seq] = error
                 if not may_skip:
@@ -457,7 +459,7 @@ class _Reads:
     """Objects read while entries are applied.
 
     Attributes:
-        has_failed: one of them could not be had.
+        has_failed: one of them could not be read; not that it is not here, as in a copy under way.
     """
 
     def __init__(self, reader: ObjectReader) -> None:
@@ -467,8 +469,8 @@ class _Reads:
     def __call__(self, object_id: ObjectId, txn: KvWriter) -> bytes:
         try:
             return self._reader.read(object_id, txn)
-        except CasckptError:
-            self.has_failed = True
+        except CasckptError as error:
+            self.has_failed = self.has_failed or not isinstance(error, IncompleteError)
             raise
 
 

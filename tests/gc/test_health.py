@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from click.testing import CliRunner
 
 from casckpt.codec.contract import DIFFERENCE
 from casckpt.codec.difference import base_of, encode_difference
-from casckpt.errors import CasckptError, CorruptionError, InvalidInputError
+from casckpt.errors import CorruptionError, InvalidInputError
 from casckpt.storage.process import System
 from casckpt.testing.failing import CountingFileSystem
 from casckpt.testing.trees import difference
 from tests.gc.collecting import check_steps, collect, commit, files, noise, tree, trees
-from tests.gc.test_sweeps import MODES, Killed
+from tests.gc.faults import SHARED, sweep
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 STEPS = range(1, 7)
@@ -257,29 +257,23 @@ def test_validator_that_calls_everything_bad_loses_nothing(whole: Path, monkeypa
     assert len(files(whole, "quarantine")) == len(STEPS)
 
 
-def repair_sweep(whole: Path, tmp_path: Path, mode: str, stride: int) -> int:
+def repair_sweep(whole: Path, tmp_path: Path, modes: Sequence[str], stride: int = 1) -> int:
     """A repair breaks off at its n-th operation, and is done again; returns at how many."""
-    done, n, is_over = 0, 1, False
-    while not is_over:
-        path = tmp_path / f"broken-{n}"
-        shutil.copytree(whole, path, ignore=shutil.ignore_patterns("index"))
-        disk = MODES[mode](n)
-        with open_store(whole.with_name("copy"), read_only=True) as copy:
-            with (
-                contextlib.suppress(Killed, CasckptError),
-                open_store(path, create=False, system=System(file_system=disk)) as store,
-            ):
+    with open_store(whole.with_name("copy"), read_only=True) as copy:
+
+        def heal(path: Path, system: System) -> None:
+            with open_store(path, create=False, system=system) as store:
                 casckpt_gc.repair(store, copy, execute=True)
-            is_over = not disk.was_hit
+
+        def check(path: Path) -> None:
             with open_store(path, create=False) as store:
                 casckpt_gc.repair(store, copy, execute=True)
                 assert not casckpt_gc.repair(store).heals
                 for step in STEPS:
-                    assert difference(tree(step), store.restore(step)) is None, (mode, n, step)
-                assert store.verify(read_data=True).ok, (mode, n)
-        shutil.rmtree(path)
-        done, n = done + 1, n + stride
-    return done
+                    assert difference(tree(step), store.restore(step)) is None, step
+                assert store.verify(read_data=True).ok
+
+        return sweep(whole, tmp_path, heal, check, modes=modes, stride=stride)
 
 
 @pytest.fixture
@@ -292,13 +286,15 @@ def repacked(whole: Path) -> Path:
 
 
 def test_repair_that_is_killed_somewhere_can_be_done_again(repacked: Path, tmp_path: Path) -> None:
-    assert repair_sweep(repacked, tmp_path, "killed", 13) > 1
+    assert repair_sweep(repacked, tmp_path, ["killed"], 13) > 1
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", MODES)
-def test_repair_that_breaks_off_anywhere_can_be_done_again(repacked: Path, tmp_path: Path, mode: str) -> None:
-    assert repair_sweep(repacked, tmp_path, mode, 1) > 10
+@pytest.mark.parametrize("modes", SHARED)
+def test_repair_that_breaks_off_anywhere_can_be_done_again(
+    repacked: Path, tmp_path: Path, modes: tuple[str, ...]
+) -> None:
+    assert repair_sweep(repacked, tmp_path, modes) > 10
 
 
 def test_repair_whose_new_pack_a_collection_takes_away_makes_another(

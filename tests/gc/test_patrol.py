@@ -23,9 +23,9 @@ from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import Operation
 from tests.gc import collecting
 from tests.gc.collecting import check_steps, collect, commit, files
+from tests.gc.faults import Killed
 from tests.gc.sealing import PER_EPOCH, make, short_epochs, tree, trees
 from tests.gc.test_health import NO_LIMITS, packs_by_step, rot, whole
-from tests.gc.test_sweeps import Killed
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 __all__ = ["whole"]  # a fixture

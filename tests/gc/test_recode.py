@@ -17,11 +17,11 @@ from casckpt_gc import Compaction, Retention
 from casckpt_gc.mark import Mark, census, roots
 from casckpt_gc.recode import Encoder
 
-from casckpt.errors import CasckptError, CorruptionError, InvalidInputError
+from casckpt.errors import CorruptionError, InvalidInputError
 from casckpt.index.tables import decode_object
 from casckpt.storage.process import System
 from tests.gc.collecting import check_steps, collect, files, noise, size
-from tests.gc.test_sweeps import MODES, Killed
+from tests.gc.faults import SHARED, sweep
 from tests.unit.stores import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
@@ -260,38 +260,27 @@ def test_damage_in_what_is_to_be_encoded_leaves_it_as_it_is(copied: Path) -> Non
     assert file.exists()
 
 
-def sweep(chain: Path, tmp_path: Path, mode: str, stride: int) -> int:
-    """A collection breaks off at its n-th operation; returns at how many."""
-    done, n, is_over = 0, 1, False
-    while not is_over:
-        path = tmp_path / str(n)
-        shutil.copytree(chain, path, ignore=shutil.ignore_patterns("index"))
-        disk = MODES[mode](n)
-        try:
-            try:
-                with open_store(path, create=False, system=System(file_system=disk)) as store:
-                    collect(store, Retention(latest=1))
-            except (Killed, CasckptError):
-                assert disk.was_hit
-            is_over = not disk.was_hit
-            with open_store(path, create=False) as store:
-                collect(store, Retention(latest=1))
-                collect(store, Retention(latest=1))
-            check_steps(path, {8: STATES[8]})
-            assert files(path, "trash", "leases") == []
-        except (CasckptError, AssertionError) as error:
-            raise AssertionError(f"{mode} at operation {n} ({disk.struck}): {error!r}") from error
-        shutil.rmtree(path)
-        done, n = done + 1, n + stride
-    return done
+def let_go(path: Path, system: System) -> None:
+    with open_store(path, create=False, system=system) as store:
+        collect(store, Retention(latest=1))
+
+
+def check_after(path: Path) -> None:
+    with open_store(path, create=False) as store:
+        collect(store, Retention(latest=1))
+        collect(store, Retention(latest=1))
+    check_steps(path, {8: STATES[8]})
+    assert files(path, "trash", "leases") == []
 
 
 def test_some_kills_while_something_is_encoded_anew_cost_nothing(chain: Path, tmp_path: Path) -> None:
-    assert sweep(chain, tmp_path, "killed", 29) > 1
+    assert sweep(chain, tmp_path, let_go, check_after, modes=["killed"], stride=29) > 1
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", MODES)
-def test_no_fault_while_something_is_encoded_anew_costs_anything(chain: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(chain, tmp_path, mode, 1) > 30
+@pytest.mark.parametrize("modes", SHARED)
+def test_no_fault_while_something_is_encoded_anew_costs_anything(
+    chain: Path, tmp_path: Path, modes: tuple[str, ...]
+) -> None:
+    assert sweep(chain, tmp_path, let_go, check_after, modes=modes) > 30

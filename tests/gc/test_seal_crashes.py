@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
@@ -12,15 +11,14 @@ from pathlib import Path
 import pytest
 from casckpt_gc import Compaction
 
-import casckpt
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
 from casckpt.testing import killing
-from casckpt.testing.recording import CrashState, RecordingFileSystem, after_power_cut, crash_states
+from casckpt.testing.recording import CrashState, RecordingFileSystem, crash_states
 from casckpt.testing.wrapping import Operation
 from tests.gc.collecting import collect
+from tests.gc.faults import SHARED, sweep, sweep_power_cuts
 from tests.gc.sealing import RETENTION, check_after, make, seal, short_epochs
-from tests.gc.test_sweeps import MODES, Killed, KillingFileSystem
 from tests.unit.stores import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
@@ -41,10 +39,6 @@ def start(tmp_path_factory: pytest.TempPathFactory, epochs: None) -> Path:
     return path
 
 
-def copy(start: Path, path: Path) -> Path:
-    return Path(shutil.copytree(start, path, ignore=shutil.ignore_patterns("index")))
-
-
 def check(path: Path, label: str) -> None:
     try:
         check_after(path)
@@ -53,31 +47,22 @@ def check(path: Path, label: str) -> None:
     shutil.rmtree(path)
 
 
+def copy(start: Path, path: Path) -> Path:
+    return Path(shutil.copytree(start, path, ignore=shutil.ignore_patterns("index")))
+
+
 # --- a disk that fails, a process that stops ---
 
 
-def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
-    """A fault at operation 1, 1 + stride and so on, until there is none; returns at how many."""
-    done, n, is_over = 0, 1, False
-    while not is_over:
-        path, disk = copy(start, tmp_path / str(n)), MODES[mode](n)
-        with contextlib.suppress(Killed, casckpt.CasckptError):
-            seal(path, System(file_system=disk))
-        is_over = not disk.was_hit
-        check(path, f"{mode}, operation {n} ({disk.struck})")
-        done, n = done + 1, n + stride
-    return done
-
-
 def test_some_kills_in_a_sealing_lose_nothing(start: Path, tmp_path: Path) -> None:
-    assert sweep(start, tmp_path, "killed", 17) > 1
+    assert sweep(start, tmp_path, seal, check_after, modes=["killed"], stride=17) > 1
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_fault_of_a_sealing_loses_nothing(start: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(start, tmp_path, mode, 1) > 30
+@pytest.mark.parametrize("modes", SHARED)
+def test_every_fault_of_a_sealing_loses_nothing(start: Path, tmp_path: Path, modes: tuple[str, ...]) -> None:
+    assert sweep(start, tmp_path, seal, check_after, modes=modes) > 30
 
 
 # --- a power cut ---
@@ -116,37 +101,16 @@ def test_every_power_cut_in_a_sealing_loses_nothing(states: list[CrashState], tm
 # --- a kill, another collection, a power cut ---
 
 
-def seal_twice(root: Path, n: int) -> tuple[bool, CrashState]:
-    """A sealing is killed at operation n, a collection that seals nothing by itself finishes it; then the power goes,
-    and what was not synced with it.
-
-    Returns whether n was reached, and what is left.
-    """
-    disk = RecordingFileSystem(LocalFileSystem(), str(root))
-    make(root / "store", System(file_system=disk))
-    dying = KillingFileSystem(disk, at=n)
-    with contextlib.suppress(Killed):
-        seal(root / "store", System(file_system=dying))
-    shutil.rmtree(root / "store" / "index")
-    with open_store(root / "store", create=False, system=System(file_system=disk)) as store:
-        collect(store, RETENTION, compaction=Compaction(epoch_count_max=0))
-    return dying.was_hit, after_power_cut(disk.log)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_what_a_killed_sealing_published_is_durable_before_another_relies_on_it(tmp_path: Path) -> None:
     """Who died may have linked an entry or an epoch, and not synced its name."""
-    n, is_reached = 0, True
-    while is_reached:
-        n += 1
-        root = tmp_path / str(n)
-        (root / "cut").mkdir(parents=True)
-        is_reached, state = seal_twice(root, n)
-        state.write_to(str(root / "cut"))
-        check(root / "cut" / "store", f"killed at operation {n}, {state.label}")
-        shutil.rmtree(root)
-    assert n > 30
+
+    def finish(path: Path, system: System) -> None:  # seals nothing by itself
+        with open_store(path, create=False, system=system) as store:
+            collect(store, RETENTION, compaction=Compaction(epoch_count_max=0))
+
+    assert sweep_power_cuts(tmp_path, make, seal, finish, check_after) > 30
 
 
 # --- SIGKILL ---

@@ -1,58 +1,26 @@
 """A collection that is killed, or whose disk fails, at its n-th operation: n = 1, 2, 3 … (G01, G06).
 
-A kill is a process that does nothing more: from the n-th operation on, all raise what nobody catches. After
-each fault the store is opened by another process: what must stay is exact, what was retired may be committed again,
-and the next collection finishes what the first one left, down to the last file.
+After each fault the store is opened by another process: what must stay is exact, what was retired may be committed
+again, and the next collection finishes what the first one left, down to the last file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from casckpt_gc import Compaction, Retention, Thinning
 
-from casckpt.errors import CasckptError
-from casckpt.storage.fs import FileSystem, LocalFileSystem
 from casckpt.storage.process import System
-from casckpt.testing.failing import CountingFileSystem, FailingFileSystem
-from casckpt.testing.recording import RecordingFileSystem, after_power_cut
 from tests.gc.collecting import check_steps, collect, commit, files, tree, trees
+from tests.gc.faults import MODES, SHARED, Killed, KillingFileSystem, sweep, sweep_power_cuts
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  # a stale index is reported so
 
 RETENTION, THINNING, COMPACTION = Retention(latest=3), Thinning(["optimizer"], keep_latest=2), Compaction(0.9)
 QUICK_STRIDE = 47
-
-
-class Killed(BaseException):
-    """The process is no more."""
-
-
-class KillingFileSystem(CountingFileSystem):
-    """From the chosen operation on nothing happens any more."""
-
-    def strike(self, operation: Any, act: Callable[[], Any]) -> Any:
-        raise Killed(str(operation))
-
-    def pass_by(self, operation: Any, act: Callable[[], Any]) -> Any:
-        return self.strike(operation, act) if self.was_hit else act()
-
-
-MODES: dict[str, Callable[[int], CountingFileSystem]] = {
-    "killed": lambda n: KillingFileSystem(UnsyncedFileSystem(), at=n),
-    "EIO once": lambda n: FailingFileSystem(UnsyncedFileSystem(), fail_at=n, error=errno.EIO),
-    "EIO for ever": lambda n: FailingFileSystem(UnsyncedFileSystem(), fail_at=n, error=errno.EIO, is_forever=True),
-    "ENOSPC for ever": lambda n: FailingFileSystem(
-        UnsyncedFileSystem(), fail_at=n, error=errno.ENOSPC, is_forever=True, has_short_writes=True
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +31,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def collect_on(path: Path, disk: FileSystem) -> None:
-    with open_store(path, create=False, system=System(file_system=disk)) as store:
+def collect_on(path: Path, system: System) -> None:
+    with open_store(path, create=False, system=system) as store:
         collect(store, RETENTION, THINNING, compaction=COMPACTION)
 
 
@@ -81,64 +49,32 @@ def check_after(path: Path) -> None:
     assert files(path, "trash", "leases") == []
 
 
-def sweep(start: Path, tmp_path: Path, mode: str, stride: int) -> int:
-    """A fault at operation 1, 1 + stride and so on, until there is none; returns at how many."""
-    done, n, is_over = 0, 1, False
-    while not is_over:
-        path = tmp_path / str(n)
-        shutil.copytree(start, path, ignore=shutil.ignore_patterns("index"))
-        disk = MODES[mode](n)
-        try:
-            try:
-                collect_on(path, disk)
-            except (Killed, CasckptError):
-                assert disk.was_hit
-            is_over = not disk.was_hit
-            check_after(path)
-        except (CasckptError, AssertionError) as error:
-            raise AssertionError(f"{mode} at operation {n} ({disk.struck}): {error!r}") from error
-        shutil.rmtree(path)
-        done, n = done + 1, n + stride
-    return done
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_some_faults_of_a_collection_cost_nothing(start: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(start, tmp_path, mode, QUICK_STRIDE) > 1
+    assert sweep(start, tmp_path, collect_on, check_after, modes=[mode], stride=QUICK_STRIDE) > 1
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", MODES)
-def test_no_fault_of_a_collection_costs_anything(start: Path, tmp_path: Path, mode: str) -> None:
-    assert sweep(start, tmp_path, mode, 1) > 30
+@pytest.mark.parametrize("modes", SHARED)
+def test_no_fault_of_a_collection_costs_anything(start: Path, tmp_path: Path, modes: tuple[str, ...]) -> None:
+    assert sweep(start, tmp_path, collect_on, check_after, modes=modes) > 30
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_what_a_killed_collection_published_is_durable_before_another_relies_on_it(tmp_path: Path) -> None:
-    """Killed after a link and before the sync of its folder; another collection sweeps; then the power goes."""
-    n, is_reached = 0, True
-    while is_reached:
-        n += 1
-        root = tmp_path / str(n)
-        (root / "cut").mkdir(parents=True)
-        disk = RecordingFileSystem(LocalFileSystem(), str(root))
-        with open_store(root / "store", system=System(file_system=disk)) as store:
+    def make(path: Path, system: System) -> None:
+        with open_store(path, system=system) as store:
             commit(store, 1, 2, 3)
-        dying = KillingFileSystem(disk, at=n)
-        with contextlib.suppress(Killed):
-            collect_on(root / "store", dying)
-        is_reached = dying.was_hit
-        shutil.rmtree(root / "store" / "index")
-        collect_on(root / "store", disk)
-        after_power_cut(disk.log).write_to(str(root / "cut"))
-        with open_store(root / "cut" / "store", create=False) as store:
+
+    def check(path: Path) -> None:
+        with open_store(path, create=False) as store:
             found = store.verify(read_data=True)
-            assert found.ok and store.steps() == [1, 2, 3], f"killed at operation {n}: {found}"
-        shutil.rmtree(root)
-    assert n > 30
+            assert found.ok and store.steps() == [1, 2, 3], str(found)
+
+    assert sweep_power_cuts(tmp_path, make, collect_on, collect_on, check) > 30
 
 
 def test_killed_between_publishing_and_pruning_leaves_the_new_and_the_old(start: Path, tmp_path: Path) -> None:
@@ -149,5 +85,5 @@ def test_killed_between_publishing_and_pruning_leaves_the_new_and_the_old(start:
         store.commit(8, tree(8))
     disk = KillingFileSystem(UnsyncedFileSystem(), at=1)
     with pytest.raises(Killed):
-        collect_on(path, disk)
+        collect_on(path, System(file_system=disk))
     check_steps(path, trees(range(1, 9)))

@@ -24,6 +24,7 @@ from casckpt.index.tables import decode_pack_row, key_number, read_fill
 from casckpt.storage.fs import typed_error
 from casckpt.storage.process import System
 from casckpt.testing.invariants import index_counts
+from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import READING, Operation
 from tests.gc.collecting import check_steps, collect, commit, noise, tree
 from tests.unit.stores import UnsyncedFileSystem, open_store
@@ -211,3 +212,17 @@ def test_some_failed_reads_leave_no_wrong_count(moments: tuple[Path, Path], tmp_
 @pytest.mark.full
 def test_no_failed_read_leaves_a_wrong_count(moments: tuple[Path, Path], tmp_path: Path) -> None:
     assert sweep(moments, tmp_path, 1) > 30
+
+
+def test_a_lost_entry_of_a_step_that_is_let_go_stops_nothing(store_path: Path) -> None:
+    """Nobody knows any more what that step held; the others go on, in a handle that knew the step, too."""
+    with open_store(store_path) as store:
+        commit(store, 1, 2, make=small)
+    with open_store(store_path) as store, elsewhere(store_path) as other:
+        assert other.steps() == [1, 2]
+        gone = store.retire(1)
+        (file,) = store_path.glob(f"timeline/*{entry(gone.seq)}")
+        file.unlink()
+        assert other.steps() == [2]
+        commit(other, 3, make=small)
+        assert difference(small(3), other.restore()) is None
