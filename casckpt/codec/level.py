@@ -13,17 +13,36 @@ from dataclasses import dataclass
 from typing import Final
 
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, RAW, ZSTD, Encoded
-from casckpt.codec.models import ADAM_WEIGHT, CENTERED_STEP, FIRST_MOMENT, ROUNDING, SECOND_MOMENT, SQUARES
+from casckpt.codec.models import (
+    ADAM_WEIGHT,
+    CENTERED_STEP,
+    DRIFTING_AVERAGE,
+    FIRST_MOMENT,
+    NESTEROV_WEIGHT,
+    ROUNDING,
+    SECOND_MOMENT,
+    SQUARES,
+)
 from casckpt.errors import InvalidInputError
 
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COSTS = {SECOND_MOMENT: 19, ADAM_WEIGHT: 11, FIRST_MOMENT: 16, ROUNDING: 5, SQUARES: 20, CENTERED_STEP: 17}
+PREDICTION_COSTS = {
+    SECOND_MOMENT: 19,
+    ADAM_WEIGHT: 11,
+    FIRST_MOMENT: 16,
+    ROUNDING: 5,
+    NESTEROV_WEIGHT: 20,
+    DRIFTING_AVERAGE: 20,
+    SQUARES: 20,
+    CENTERED_STEP: 17,
+}
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them
-_NARROW_FACTOR = 3.5  # of numbers of 16 bits: twice as many to a byte, widened and rounded
+_NARROW_COSTS = {SECOND_MOMENT: 66}  # of numbers of 16 bits: twice as many to a byte, widened and rounded
+_NARROW_COST = 38
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
 
@@ -99,5 +118,6 @@ def burden(share: float, cost: float, price: float) -> float:
 
 def prediction_cost(kind: int, itemsize: int) -> int:
     """Cost of evaluating one kind of formula, whose first operand has such items, and applying what it misses."""
-    cost = PREDICTION_COSTS.get(kind, _PREDICTION_COST)
-    return cost if itemsize == 4 else round(_NARROW_FACTOR * cost)
+    if itemsize == 4:
+        return PREDICTION_COSTS.get(kind, _PREDICTION_COST)
+    return _NARROW_COSTS.get(kind, _NARROW_COST)
