@@ -64,7 +64,7 @@ def _bytes_over_commits(axes: Axes, peers: Sequence[PeerResult], colours: dict[s
 
 def _size_against_speed(axes: Axes, peers: Sequence[PeerResult], colours: dict[str, str]) -> None:
     for peer in peers:
-        share, speed = sum(commit.added_bytes for commit in peer.commits) / _raw(peer), _commit_speed(peer)
+        share, speed = peer.stored_bytes / _raw(peer), _commit_speed(peer)
         axes.plot([share], [speed], "o", color=colours[peer.name])
         axes.annotate(peer.name, (share, speed), fontsize="x-small", xytext=(4, 3), textcoords="offset points")
     axes.set(title="size against speed: up and left is better", xlabel="share of raw", ylabel="durable commit, MB/s")

@@ -76,7 +76,6 @@ def markdown(results: Iterable[CorpusResult]) -> str:
 
 
 def _row(peer: PeerResult) -> tuple[str, ...]:
-    stored = sum(commit.added_bytes for commit in peer.commits)
     raw = sum(commit.raw_bytes for commit in peer.commits)
     stalls = [commit.stall_s * 1e3 for commit in peer.commits]
     peaks = [commit.peak_bytes / MB for commit in peer.commits] + [restore.peak_bytes / MB for restore in peer.restores]
@@ -84,8 +83,8 @@ def _row(peer: PeerResult) -> tuple[str, ...]:
         peer.name,
         peer.version,
         peer.level,
-        f"{stored / MB:,.2f}",
-        f"{stored / raw:.4f}",
+        f"{peer.stored_bytes / MB:,.2f}",
+        f"{peer.stored_bytes / raw:.4f}",
         f"{peer.commits[-1].added_bytes / MB:,.3f}",
         f"{_commit_speed(peer.commits):,.1f}",
         f"{statistics.median(stalls):,.1f} / {max(stalls):,.1f}",

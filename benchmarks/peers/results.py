@@ -46,6 +46,12 @@ class PeerResult:
     failure: str | None
     commits: list[Commit] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
+    closing_bytes: int = 0  # what the store grew by when it was closed; below 0 where something was given back
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the whole series, closed."""
+        return sum(commit.added_bytes for commit in self.commits) + self.closing_bytes
 
 
 @dataclass

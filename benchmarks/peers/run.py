@@ -75,7 +75,7 @@ class Runner:
         """Tell the peer that this was its last commit, and end its process: memory is for the restores."""
         if not self.result.failure:
             try:
-                self.worker.ask("close")
+                self.result.closing_bytes = self.worker.ask("close")["closing_bytes"]
             except WorkerError as error:
                 self.result.failure = f"close: {error}"
         self.worker.stop()

@@ -276,6 +276,7 @@ def result_of(name: str, restores_from: str, difference: str | None, failure: st
         failure=failure,
         commits=commits,
         restores=restores,
+        closing_bytes=-600_000,
     )
 
 
@@ -289,8 +290,8 @@ def test_tables_say_what_was_measured() -> None:
         "peer": "one",
         "version": "1.2",
         "options": "level",
-        "stored MB": "7.50",
-        "share of raw": "0.2500",
+        "stored MB": "6.90",
+        "share of raw": "0.2300",
         "last commit MB": "2.500",
         "commit MB/s": "75.0",  # between 100 and 50; the disturbed one does not count
         "stall ms, median / max": "4.0 / 10.0",
@@ -317,7 +318,7 @@ def test_results_come_back_from_json_and_print_in_markdown(tmp_path: Path, capsy
     assert command.main(["--table", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "### A: 3 commits, 30.0 MB raw, alternating" in printed
-    assert "| one | 1.2 | level | 7.50 | 0.2500 |" in printed
+    assert "| one | 1.2 | level | 6.90 | 0.2300 |" in printed
     assert "* one: close: gone" in printed
 
 
@@ -363,6 +364,7 @@ def test_a_run_restores_everything_exactly_and_leaves_only_figures(tmp_path: Pat
         assert all(0 < commit.stall_s <= commit.durable_s and commit.added_bytes > 0 for commit in peer.commits)
         assert [restore.difference for restore in peer.restores] == [None] * len(peer.restores)
         assert peer.restores[-1].index == series.count - 1
+    assert [peer.closing_bytes for peer in result.peers[1:]] == [0, 0, 0]
     assert sum(commit.added_bytes for commit in result.peers[1].commits) >= sum(
         series.raw_bytes(n) for n in range(series.count)
     )
