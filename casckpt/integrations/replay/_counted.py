@@ -25,12 +25,14 @@ class Counted:
         self._phase: int | None = None
         self._told = 0
 
-    def total(self, count: int, head: int, capacity: int) -> int:
-        """The count to tell, for the buffer's own `count` and place."""
+    def total(self, count: int, head: int, capacity: int, held: int) -> int:
+        """The count to tell, for the buffer's own `count` and place; never fewer than are held."""
         phase = (count - head) % capacity
         if self._phase not in (None, phase):
             self._ahead += capacity
         self._phase = phase
+        if count + self._ahead < held:
+            self._ahead += capacity  # another ring of this buffer restored rows that no call wrote
         self._told = count + self._ahead
         return self._told
 

@@ -64,7 +64,7 @@ class Sb3Buffer:
         buffer, capacity = self._buffer, self._capacity
         head = int(buffer.pos)
         held = (capacity - self._is_shared) if buffer.full else head
-        return Position(capacity, head, held, self._counted.total(calls_counted(buffer), head, capacity))
+        return Position(capacity, head, held, self._counted.total(calls_counted(buffer), head, capacity, held))
 
     def columns(self) -> Mapping[str, Any]:
         return self._columns

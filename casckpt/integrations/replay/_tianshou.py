@@ -49,8 +49,8 @@ class TianshouBuffer:
         buffer = self._buffer
         if hasattr(buffer, "_restore_cache"):
             buffer._restore_cache()
-        head, capacity = int(buffer._index), int(buffer.maxsize)
-        return Position(capacity, head, len(buffer), self._counted.total(calls_counted(buffer), head, capacity))
+        head, capacity, held = int(buffer._index), int(buffer.maxsize), len(buffer)
+        return Position(capacity, head, held, self._counted.total(calls_counted(buffer), head, capacity, held))
 
     def columns(self) -> Mapping[str, Any]:
         return dict(_leaves(self._buffer._meta))

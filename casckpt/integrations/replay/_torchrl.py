@@ -64,9 +64,9 @@ class TorchRlBuffer:
         if replaced_count != self._replaced_count:
             self._counted.start_anew()
         self._replaced_count = replaced_count
-        capacity, head = int(self._storage.max_size), int(self._writer._cursor)
-        total = self._counted.total(int(self._writer._write_count), head, capacity)
-        return Position(capacity, head, len(self._storage), total)
+        capacity, head, held = int(self._storage.max_size), int(self._writer._cursor), len(self._storage)
+        total = self._counted.total(int(self._writer._write_count), head, capacity, held)
+        return Position(capacity, head, held, total)
 
     def columns(self) -> Mapping[str, Any]:
         data = self._storage._storage
