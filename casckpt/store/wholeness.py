@@ -72,7 +72,6 @@ class WholenessCheck:
         self._keeper = keeper
         self._catalog = catalog
         self._sizes: dict[str, int | None] = {}
-        self._packs: dict[int, Flaw | None] = {}
         self._components: dict[ObjectId, Flaw | None] = {}
         self._bases: dict[bool, _Bases] = {True: _Bases({}, {}), False: _Bases({}, {})}  # with marks looked at, or not
 
@@ -143,8 +142,10 @@ class WholenessCheck:
         return places, bases, graph.settle(places, self._is_good(txn, has_marks=has_marks), bases.good)
 
     def _is_good(self, txn: KvReader, *, has_marks: bool) -> Callable[[ObjectId, Place], bool]:
+        packs: dict[int, Flaw | None] = {}
+
         def is_good(object_id: ObjectId, place: Place) -> bool:
-            return self._place_flaw(place, txn) is None and not (has_marks and self._mark(object_id, txn))
+            return self._place_flaw(place, txn, packs) is None and not (has_marks and self._mark(object_id, txn))
 
         return is_good
 
@@ -176,7 +177,7 @@ class WholenessCheck:
             seen.add(object_id)
             if object_id in bases.bad:
                 return bases.bad[object_id]
-            flaws = [self._place_flaw(place, txn) for place in places.get(object_id, ())]
+            flaws = [self._place_flaw(place, txn, {}) for place in places.get(object_id, ())]
             if None not in flaws:
                 return flaws[0] if flaws and flaws[0] else self._nowhere(object_id)
             mark = self._mark(object_id, txn) if has_marks else None
@@ -207,17 +208,19 @@ class WholenessCheck:
 
     # --- files ---
 
-    def _place_flaw(self, place: Place, txn: KvReader) -> Flaw | None:
+    def _place_flaw(self, place: Place, txn: KvReader, packs: dict[int, Flaw | None]) -> Flaw | None:
+        """What is wrong with a place. `packs` is what this transaction has found: another may see an index that was
+        made anew, with other numbers for the packs."""
         if place.is_inline:
             return self._entry_flaw(place)
-        if place.pack_no not in self._packs:
+        if place.pack_no not in packs:
             row = txn.get("packs", number_key(place.pack_no))
-            self._packs[place.pack_no] = (
+            packs[place.pack_no] = (
                 Flaw("damaged", f"pack number {place.pack_no} is unknown")
                 if row is None
                 else self._pack_flaw(*decode_pack_row(row))
             )
-        return self._packs[place.pack_no]
+        return packs[place.pack_no]
 
     def _pack_flaw(self, pack_id: bytes, expected: int) -> Flaw | None:
         if expected == CONDEMNED:

@@ -38,6 +38,7 @@ from casckpt.errors import (
 from casckpt.format.document import COLLECTED, SEALED, unknown_features
 from casckpt.format.entry import Body, Condemn, PackRef, Prune, Thin
 from casckpt.ids import ObjectId, PackId, SnapshotId
+from casckpt.index.kv import Kv
 from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
 from casckpt.objects.packs import list_packs, pack_path, trash_path
 from casckpt.storage.fs import replace_file
@@ -162,6 +163,7 @@ class Collection:
         self._is_stopped = is_stopped
         self._observer = Observer(self._store)
         self._mark: Mark | None = None
+        self._index: Kv | None = None  # in which packs were counted, by number
         self._retired = self._thinned = self._condemned = self._sealed = 0
         self._freed = self._files = 0
         self._rewritten = self._recoded = self._recoded_bytes = 0
@@ -289,6 +291,7 @@ class Collection:
         store = self._store
         store._keeper.catch_up()
         check_certain(store)
+        self._index = store._keeper.kv
         mark = self._mark = Mark(store)
         mark.add(roots(store))
         found = find(store, mark, self._plan._compaction)
@@ -355,6 +358,8 @@ class Collection:
         packs = [each for each in packs if not is_condemned(self._store, [each])]
         packs += [pack_id for pack_id in unnamed_packs(self._store) if pack_id in unfinished]
         packs = packs[-_PACKS_MAX:] if rewriting is None else packs
+        if self._store._keeper.kv is not self._index:
+            return None, 0  # made anew meanwhile: its numbers may mean other packs than those that were counted
         return (Condemn(packs, replacements), len(packs)) if packs else (None, 0)
 
     def _touched(self, objects: set[ObjectId]) -> set[int]:

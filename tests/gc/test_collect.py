@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from casckpt_gc import Best, Compaction, Retention, Thinning
 
 import casckpt
 from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, NotFoundError
+from casckpt.index.tables import decode_object, decode_pack_row, number_key
+from casckpt.objects.packs import pack_path
 from casckpt.storage.process import System
+from casckpt.store.wholeness import WholenessCheck
 from casckpt.testing.invariants import index_counts
 from casckpt.testing.trees import difference
 from tests.gc.collecting import FullDisk, check_steps, collect, commit, files, noise, size, tree, trees
@@ -534,3 +538,58 @@ def test_collected_store_is_read_without_this_code(store_path: Path) -> None:
         ["counters", "frozen", "policy"],
         ["counters", "frozen", "optimizer", "policy"],
     ]
+
+
+def test_index_made_anew_between_counting_and_condemning_condemns_nothing(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs are counted by numbers that only that index gives them; the fresh commit uses one that was counted dead."""
+    module = import_module("casckpt_gc.collect")  # the package has a function of that name
+    find = module.find
+
+    def find_then_rebuild(store: Any, *arguments: Any) -> Any:
+        found = find(store, *arguments)
+        with open_store(store_path) as other:
+            other.commit(7, tree(1) | {"counters": {"step": 7}})
+        store._keeper.rebuild()
+        return found
+
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3, 4, 5, 6)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "find", find_then_rebuild)
+            report = collect(store, Retention(latest=2), compaction=None)
+        assert difference(tree(1)["policy"], store.restore(7)["policy"]) is None
+        assert report.condemned_count == 0
+        assert collect(store, Retention(latest=2)).condemned_count > 0
+        assert difference(tree(1)["policy"], store.restore(7)["policy"]) is None
+
+
+def test_pack_that_got_the_number_of_another_is_looked_at(store_path: Path) -> None:
+    """A commit asks which objects are here; it may not be told so of a lost pack because of one that had its number."""
+    with casckpt.open(store_path, create=True) as store:
+        commit(store, *range(1, 9))
+        collect(store, Retention(latest=6))
+        store._keeper.rebuild()
+        commit(store, *range(9, 15))  # numbered as they come; a rebuild numbers all by their ids, which are random
+        before = _live_packs(store)
+        checks = {key: WholenessCheck(store._timeline, store._keeper, store._catalog) for key in before}
+        assert all(all(checks[key].are_present(sorted(ids))) for key, ids in before.items())
+        store._keeper.rebuild()
+        after = _live_packs(store)
+        number, lost = next((key, ids) for key, ids in after.items() if before.get(key, ids) != ids)
+        with store._keeper.kv.read() as txn:
+            pack_id, _ = decode_pack_row(txn.get("packs", number_key(number)) or b"")
+        os.unlink(pack_path(str(store_path), pack_id))
+        assert not any(checks[number].are_present(sorted(lost)))
+
+
+def _live_packs(store: Any) -> dict[int, set[Any]]:
+    """What lies in packs, by their numbers in the index that is in use."""
+    found: dict[int, set[Any]] = {}
+    with store._keeper.kv.read() as txn:
+        for object_id, row in txn.scan("objects"):
+            for place in decode_object(row)[1]:
+                if not place.is_inline:
+                    found.setdefault(place.pack_no, set()).add(object_id)
+    return found
