@@ -167,7 +167,7 @@ class RecoveryCoordinator:
         Raises:
             NotFoundError: the store is ambiguous or damaged; nothing was touched.
             IncompleteError: no snapshot fits and passes its checks. The live objects hold the last one that was tried,
-                unless they were rolled back.
+                unless they were rolled back; this handle stands where it stood.
             MismatchError: the chosen snapshot, its schema or its config does not fit; nothing was fenced or touched.
                 What does not fit after migrations shows when those have run: the generation is open then. Of older
                 ones, met on the way back, that is a reason to pass them over.
@@ -204,7 +204,7 @@ class RecoveryCoordinator:
         except BaseException:
             if roll_back:
                 Transfer(before, live.targets).fill()
-                self._store._committer.stand_at(position)
+            self._store._committer.stand_at(position)  # or the next recovery would not see what is newer
             raise
         self._finish(snapshot, generation)
         return RecoveryReport(restored, generation, tuple(reasons), attempt)

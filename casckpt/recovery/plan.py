@@ -8,11 +8,13 @@ of cursors are read. It prints as one screen.
 from __future__ import annotations
 
 import os
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from casckpt.errors import CasckptError, MismatchError
+from casckpt.format.snapshot import DROPPABLE
 from casckpt.ids import SnapshotId
 from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, Situation, decide, survey
 from casckpt.recovery.loading import config_drift
@@ -121,22 +123,41 @@ def make_plan(
     chosen = policy or Policy()
     situation = survey(store, chosen)
     action = decide(situation, failure or FailureInfo(), chosen, allow_fresh=allow_fresh)
+    left: set[str] = set()  # droppable components, where one of them cannot be read
     while action.snapshots:
         snapshot = action.snapshots[0]
+        fitted = None if targets is None else {name: each for name, each in targets.items() if name not in left}
         try:
             obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
             is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after
-            found = compare_targets(store, targets, snapshot) if targets is not None and not is_migrated else []
+            found = compare_targets(store, fitted, snapshot, leave=left) if fitted is not None and not is_migrated else []
+            notes += [f"droppable {name!r} is damaged: from an older snapshot, if one has it" for name in sorted(left)]
             notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot)
             sizes = _world_sizes(store, snapshot, world_size)
-            names = set(snapshot.components) if targets is None else set(snapshot.components) & set(targets)
+            names = {*snapshot.components} - left if fitted is None else {*snapshot.components} & {*fitted}
             steps = steps_of(store, action.snapshots, names)
-        except FLAWS as error:  # a recovery will find that out too, and go on with the next
-            action = _without_first(action, error.message)
+        except FLAWS as error:  # a recovery will find that out too, and fill in what it may, or go on with the next
+            left = _damaged_droppables(store, snapshot) if chosen.fill_droppable and not left else set()
+            if not left:
+                action = _without_first(action, error.message)
         else:
             return _plan_of(situation, action, steps, obstacles, notes, found, sizes)
     fresh_steps = FRESH_STEPS if action.kind == FRESH else ()
     return RecoveryPlan(action, situation, fresh_steps, action.reasons if action.kind == STOP else (), (), (), 0)
+
+
+def _damaged_droppables(store: Store, snapshot: Snapshot) -> set[str]:
+    """Droppable components of a snapshot whose structure cannot be read."""
+    found: set[str] = set()
+    with contextlib.suppress(*FLAWS):  # the snapshot itself may be what is damaged
+        content = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id)))
+        for name, ref in content.components.items():
+            if ref.necessity == DROPPABLE:
+                try:
+                    store._restorer.load(name, ref)
+                except FLAWS:
+                    found.add(name)
+    return found
 
 
 def _without_first(action: Action, why: str) -> Action:

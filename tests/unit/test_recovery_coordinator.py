@@ -196,6 +196,9 @@ def test_nothing_passes_and_a_training_that_goes_on_is_rolled_back(tmp_path: Pat
         assert [f"step {step} does not pass: no good" in failed.value.message for step in (1, 2, 3)] == [True] * 3
         assert all(torch.equal(a, b) for a, b in zip(before, state["policy"].parameters(), strict=True))
         assert state["optimizer"].param_groups[0]["lr"] == rate
+        with pytest.raises(casckpt.IncompleteError):
+            coordinator.recover(state)
+        assert RecoveryCoordinator(store).decide().snapshots[0].step == 3  # not only what is older than the last tried
         assert store.commit(4, state).step == 4  # the handle stands where it stood, too
 
 

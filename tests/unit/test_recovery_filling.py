@@ -13,6 +13,8 @@ import torch
 
 import casckpt
 from casckpt.digest import digest
+from casckpt.ids import ObjectId, SnapshotId
+from casckpt.objects.packs import pack_path
 from casckpt.objects.spool import Spool
 from casckpt.recovery import FailureInfo, Policy, RecoveryCoordinator, Reference, list_generations, make_plan
 from casckpt.recovery.migrations import Migrations
@@ -97,6 +99,34 @@ def test_damaged_droppable_component_is_taken_from_the_neighbour_if_that_is_allo
         update(live)
         store.commit(4, live, necessity={"replay": "droppable"})
         assert np.array_equal(store.restore(4)["replay"]["rows"], live["replay"]["rows"])
+
+
+@pytest.mark.full
+def test_plan_takes_what_a_recovery_takes_where_a_droppable_structure_is_damaged(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(1).integers(1 << 62, size=15_000)
+    names = [f"column {number:x}" for number in numbers]  # more structure than an entry carries
+
+    def with_columns(step: int) -> dict[str, Any]:
+        """In an order that changes with the step: another structure, into which the same objects fit."""
+        live = parts()
+        return {**live, "replay": {**live["replay"], **dict.fromkeys(names[step:] + names[:step], step)}}
+
+    with open_store(tmp_path / "store") as store:
+        for step in (1, 2):
+            store.commit(step, with_columns(step), necessity={"replay": "droppable"})
+        snapshot = store._catalog.load(SnapshotId(bytes.fromhex(store.timeline()[-1].id)))
+        structure = store._restorer.load("replay", snapshot.components["replay"]).manifest.structure
+        (places,) = store._keeper.reader.locate([ObjectId(structure)])
+        (place,) = places
+        assert not place.is_inline
+        pack = tmp_path / "store" / Path(pack_path("", store._keeper.reader.pack_id(place.pack_no))).relative_to("/")
+    flip(pack, place.offset + place.size - 1)
+    with open_store(tmp_path / "store") as store:
+        assert make_plan(store, with_columns(0)).action.snapshots[0].step == 1
+        plan = make_plan(store, with_columns(0), policy=FILLING)
+        assert (plan.action.snapshots[0].step, plan.is_possible) == (2, True)
+        assert any("droppable 'replay' is damaged" in note for note in plan.notes)
+        assert RecoveryCoordinator(store, policy=FILLING).recover(with_columns(0)).step == 2
 
 
 def test_exact_component_is_never_filled_and_a_droppable_one_only_from_a_whole_snapshot(tmp_path: Path) -> None:
