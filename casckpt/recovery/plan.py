@@ -7,8 +7,8 @@ of cursors are read. It prints as one screen.
 
 from __future__ import annotations
 
-import os
 import contextlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,15 +126,15 @@ def make_plan(
     left: set[str] = set()  # droppable components, where one of them cannot be read
     while action.snapshots:
         snapshot = action.snapshots[0]
-        fitted = None if targets is None else {name: each for name, each in targets.items() if name not in left}
+        live = None if targets is None else {name: each for name, each in targets.items() if name not in left}
         try:
             obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
             is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after
-            found = compare_targets(store, fitted, snapshot, leave=left) if fitted is not None and not is_migrated else []
+            found = compare_targets(store, live, snapshot, leave=left) if live is not None and not is_migrated else []
             notes += [f"droppable {name!r} is damaged: from an older snapshot, if one has it" for name in sorted(left)]
             notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot)
             sizes = _world_sizes(store, snapshot, world_size)
-            names = {*snapshot.components} - left if fitted is None else {*snapshot.components} & {*fitted}
+            names = {*snapshot.components} - left if live is None else {*snapshot.components} & {*live}
             steps = steps_of(store, action.snapshots, names)
         except FLAWS as error:  # a recovery will find that out too, and fill in what it may, or go on with the next
             left = _damaged_droppables(store, snapshot) if chosen.fill_droppable and not left else set()
