@@ -85,9 +85,14 @@ class ObjectReader:
             StorageError: it could not be read now, which says nothing of its content.
         """
         if txn is None:
-            with contextlib.suppress(IncompleteError), self._kv().read() as own:
-                return self.read(object_id, own)
-            with self._kv().read() as own:  # a collector may have rewritten its pack meanwhile
+            kv = self._kv()
+            try:
+                with kv.read() as own:
+                    return self.read(object_id, own)
+            except (IncompleteError, CorruptionError) as error:
+                if isinstance(error, CorruptionError) and self._kv() is kv:
+                    raise
+            with self._kv().read() as own:  # a collector has rewritten its pack meanwhile, or packs have other numbers
                 return self.read(object_id, own)
         places = places_of(txn, object_id)
         if not places:
@@ -215,11 +220,11 @@ class ObjectReader:
         try:
             try:
                 self._read_one(request, places)
-            except IncompleteError:
+            except (IncompleteError, CorruptionError):
                 (found,) = self.locate([request.object_id])
                 if found == places:
                     raise
-                self._read_one(request, found)  # a collector has rewritten its pack meanwhile
+                self._read_one(request, found)  # a collector has rewritten its pack, or packs have other numbers now
         except CasckptError as error:
             failed(request, error)
 
@@ -400,12 +405,15 @@ class ObjectReader:
         if place.is_inline:
             return self._open_entry(place.entry_seq), place.entry_offset
         with self._lock:
-            file = self._files.get(place.pack_no)
+            files = self._files
+            file = files.get(place.pack_no)
             if file is not None:
-                self._files.move_to_end(place.pack_no)
+                files.move_to_end(place.pack_no)
                 return file, place.offset
         file = self._open_pack(place, txn)
         with self._lock:
+            if files is not self._files:
+                return file, place.offset  # forgotten meanwhile: the number may mean another pack from now on
             file = self._files.setdefault(place.pack_no, file)
             while len(self._files) > _OPEN_PACKS_MAX:
                 self._files.popitem(last=False)  # closed when its last reader lets go of it
@@ -475,7 +483,7 @@ class ObjectReader:
     def forget_files(self) -> None:
         """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
         with self._lock:
-            self._files.clear()
+            self._files = OrderedDict()  # a new one: who opens one now sees that it is not to be kept
 
 
 def _tell_passed_over(errors: Sequence[CasckptError]) -> None:

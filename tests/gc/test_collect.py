@@ -16,6 +16,7 @@ from casckpt_gc import Best, Compaction, Retention, Thinning
 
 import casckpt
 from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, NotFoundError
+from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object, decode_pack_row, number_key
 from casckpt.objects.packs import pack_path
 from casckpt.storage.process import System
@@ -582,6 +583,40 @@ def test_pack_that_got_the_number_of_another_is_looked_at(store_path: Path) -> N
             pack_id, _ = decode_pack_row(txn.get("packs", number_key(number)) or b"")
         os.unlink(pack_path(str(store_path), pack_id))
         assert not any(checks[number].are_present(sorted(lost)))
+
+
+@pytest.mark.parametrize("moment", ["locate", "_open_pack"])
+def test_packs_that_get_other_numbers_while_they_are_read_are_read_right(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with casckpt.open(store_path, create=True) as store:
+        commit(store, *range(1, 9))
+        collect(store, Retention(latest=6))
+        store._keeper.rebuild()
+        commit(store, *range(9, 15))
+        reader, kv = store._keeper.reader, store._keeper.kv
+        act = getattr(reader, moment)
+        pack_ids = {number: reader.pack_id(number) for number in _live_packs(store)}
+        moving = [number for number, pack_id in pack_ids.items() if sorted(pack_ids.values()).index(pack_id) != number]
+        first = next(step for step in range(3, 15) if _packs_of(store, step) <= {*moving})
+
+        def act_then_rebuild(*arguments: Any) -> Any:
+            found = act(*arguments)
+            if store._keeper.kv is kv:
+                store._keeper.rebuild()
+            return found
+
+        monkeypatch.setattr(reader, moment, act_then_rebuild)
+        for step in (first, *range(3, 15)):
+            assert difference(tree(step), store.restore(step)) is None, step
+        assert store._keeper.kv is not kv
+
+
+def _packs_of(store: Any, step: int) -> set[int]:
+    """Numbers of the packs of a step's counters."""
+    snapshot = store._catalog.load(SnapshotId(bytes.fromhex(store.snapshot(step).id)))
+    manifest = store._catalog.manifest(ObjectId(snapshot.components["counters"].manifest))
+    return {place.pack_no for found in store._keeper.reader.locate(store._catalog.chunk_ids(manifest)) for place in found}
 
 
 def _live_packs(store: Any) -> dict[int, set[Any]]:
