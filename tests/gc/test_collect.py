@@ -616,7 +616,8 @@ def _packs_of(store: Any, step: int) -> set[int]:
     """Numbers of the packs of a step's counters."""
     snapshot = store._catalog.load(SnapshotId(bytes.fromhex(store.snapshot(step).id)))
     manifest = store._catalog.manifest(ObjectId(snapshot.components["counters"].manifest))
-    return {place.pack_no for found in store._keeper.reader.locate(store._catalog.chunk_ids(manifest)) for place in found}
+    located = store._keeper.reader.locate(store._catalog.chunk_ids(manifest))
+    return {place.pack_no for places in located for place in places}
 
 
 def _live_packs(store: Any) -> dict[int, set[Any]]:
