@@ -11,7 +11,7 @@ import click
 from casckpt.cli._screen import finish, let_go_of
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--store", "store_path", metavar="STORE", help="Where COMMAND commits: for /metrics, and as progress.")
 @click.option("--run", "name", metavar="R", help="The run in STORE that COMMAND continues. [default: any]")
 @click.option("--restarts", default=10, metavar="N", show_default=True, help="Restarts in a row without progress.")

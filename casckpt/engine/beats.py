@@ -28,8 +28,10 @@ from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
 from casckpt.storage.fs import read_file
 from casckpt.storage.process import System, owner_of
 from casckpt.store.catalog import check_name
+from casckpt.store.generations import own_generation
 from casckpt.store.store import Store
 
+_told: dict[tuple[int, str, str], BeatFile] = {}  # by process, store and run: where a fence without an engine was told
 FENCED = "fenced"  # the phase of a process whose run somebody else has recovered
 FOLDER = "CASCKPT_BEATS"  # in the environment: where a supervisor looks for beats
 _SIZE = 1024  # of a file, padded, so that a beat is one write
@@ -141,19 +143,21 @@ class BeatFile:
         Raises:
             StorageError: the beat could not be written.
         """
-        self._say(self._last)
+        self._say(None)
 
-    def _say(self, said: Beat) -> None:
-        now_s = self._system.monotonic_s()
-        is_first = self._last.step < 0 <= said.step  # from here on it is missed: that must be known at once
-        known = msgspec.structs.replace(self._last, counter=said.counter, step=said.step)
-        is_news = is_first or said != known or now_s - self._write_s >= self._period_s
-        if not is_news or os.getpid() != self._pid:
+    def _say(self, said: Beat | None) -> None:
+        """Write it if it is news or the period is over; None: what was said last."""
+        if os.getpid() != self._pid:
             return
+        now_s = self._system.monotonic_s()
         with self._lock:
-            self._write_s = now_s
-            self._last = msgspec.structs.replace(said, counter=self._last.counter + 1)
-            self._write()
+            said = said or self._last
+            is_first = self._last.step < 0 <= said.step  # from here on it is missed: that must be known at once
+            known = msgspec.structs.replace(self._last, counter=said.counter, step=said.step)
+            if is_first or said != known or now_s - self._write_s >= self._period_s:
+                self._write_s = now_s
+                self._last = msgspec.structs.replace(said, counter=self._last.counter + 1)
+                self._write()
 
     def _write(self) -> None:
         body = msgspec.json.encode(self._last)
@@ -183,19 +187,24 @@ def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.
 
 
 def tell_when_fenced(store: Store) -> None:
-    """Have the supervisor told when a handle is fenced, and when that is over; nothing without one.
+    """Have the supervisor told when a handle is fenced, and when any handle of this process recovers its run; nothing
+    without one.
 
     Else two supervisors of one run would recover it in turns, each fencing the learner of the other. An engine does so
     by itself.
     """
-    told: list[BeatFile] = []
+    run = os.getpid(), store.path, store.run
 
     def tell(is_fenced: bool) -> None:
         with contextlib.suppress(StorageError, FileNotFoundError):
-            if is_fenced and not told:
-                told.extend(filter(None, [supervised_beats()]))
-            for beats in told:
-                beats.beat(phase=FENCED if is_fenced else "")
+            if is_fenced and run not in _told:
+                beats = supervised_beats()
+                if beats is not None:
+                    _told[run] = beats
+            if run in _told:
+                _told[run].beat(generation=own_generation(store), phase=FENCED if is_fenced else "")
+            if not is_fenced and run in _told:
+                _told.pop(run)._file.close()  # what was said last stands
 
     store.on_fenced = tell
 

@@ -125,7 +125,7 @@ class IndexKeeper:
                     is_exact = txn.get("meta", INEXACT) is None
                 if not is_exact or any(seq <= applied.seq and self._is_readable(seq) for seq in self._unread):
                     self.rebuild()
-                    return self.applied().seq
+                    applied = self.applied()  # of another process's index, if that was faster: go on from there
                 if own is None and not self._timeline.exists(applied.seq + 1):
                     return applied.seq
                 if self.kv.is_read_only:
@@ -317,7 +317,7 @@ class IndexKeeper:
     def _is_readable(self, seq: int) -> bool:
         try:
             self._timeline.read(seq)
-        except CorruptionError:
+        except (CorruptionError, NotFoundError):
             return False
         return True
 
@@ -326,6 +326,10 @@ class IndexKeeper:
             self.reader.read(object_id)
         except (CorruptionError, IncompleteError):
             return False
+        except StorageError as error:
+            if not is_about_file(error):
+                raise
+            return False  # a sector that stays bad must not shut the store
         return True
 
     def _last_known(self) -> int:
@@ -347,7 +351,6 @@ class IndexKeeper:
             if self._read_only:
                 self._use_memory(at_least)
                 return
-            unread, last = set(self._unread), -1 if self._kv is None else self._last_known()
             self.reader.forget_files()
             kv = self._home.rebuild(lambda kv: self._fill(kv, at_least))
             if kv is not None:
@@ -359,16 +362,22 @@ class IndexKeeper:
                     stacklevel=3,
                 )
                 self._use_memory(at_least)
-            self._unread = {seq: error for seq, error in self._unread.items() if seq in unread or seq > last}
 
     def _fill(self, kv: Kv, at_least: int) -> None:
-        """The rows of everything that is here; from the start again when a collector sweeps meanwhile."""
-        while True:
-            try:
-                return self._fill_once(kv, at_least)
-            except PackGone:
-                with kv.write() as txn:
-                    _clear(txn)
+        """The rows of everything that is here; from the start again when a collector sweeps meanwhile.
+
+        Of entries that this handle knew already, those that were taken for lost stay so.
+        """
+        unread, last = set(self._unread), -1 if self._kv is None else self._last_known()
+        try:
+            while True:
+                try:
+                    return self._fill_once(kv, at_least)
+                except PackGone:
+                    with kv.write() as txn:
+                        _clear(txn)
+        finally:
+            self._unread = {seq: error for seq, error in self._unread.items() if seq in unread or seq > last}
 
     def _use_memory(self, at_least: int = -1) -> None:
         kv = MemoryKv(TABLES)

@@ -217,12 +217,13 @@ class ObjectReader:
 
     def _read_single(self, request: Request, places: list[Place], failed: _Failed) -> None:
         self.pulse()
+        kv = self._kv()
         try:
             try:
                 self._read_one(request, places)
             except (IncompleteError, CorruptionError):
                 (found,) = self.locate([request.object_id])
-                if found == places:
+                if found == places and self._kv() is kv:
                     raise
                 self._read_one(request, found)  # a collector has rewritten its pack, or packs have other numbers now
         except CasckptError as error:
@@ -410,17 +411,24 @@ class ObjectReader:
             if file is not None:
                 files.move_to_end(place.pack_no)
                 return file, place.offset
-        file = self._open_pack(place, txn)
+        pack_id = self.pack_id(place.pack_no, txn)
+        file = self._open_pack(pack_id)
+        is_current = txn is None or self._is_number_of(place.pack_no, pack_id)
         with self._lock:
-            if files is not self._files:
+            if files is not self._files or not is_current:
                 return file, place.offset  # forgotten meanwhile: the number may mean another pack from now on
             file = self._files.setdefault(place.pack_no, file)
             while len(self._files) > _OPEN_PACKS_MAX:
                 self._files.popitem(last=False)  # closed when its last reader lets go of it
         return file, place.offset
 
-    def _open_pack(self, place: Place, txn: KvReader | None) -> File:
-        pack_id = self.pack_id(place.pack_no, txn)
+    def _is_number_of(self, pack_no: int, pack_id: bytes) -> bool:
+        """Whether the index that is in use now calls this pack so."""
+        with self._kv().read() as txn:
+            row = txn.get("packs", number_key(pack_no))
+        return row is not None and decode_pack_row(row)[0] == pack_id
+
+    def _open_pack(self, pack_id: bytes) -> File:
         try:
             with contextlib.suppress(FileNotFoundError):
                 return self._open(pack_path(self._root, pack_id))

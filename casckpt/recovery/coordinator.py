@@ -187,10 +187,10 @@ class RecoveryCoordinator:
             self._marker.prepare()
         position = self._store._committer.position
         before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
-        generation = open_generation(self._store, first, self._told(action, failure))
-        attempt = self._begin(first, generation)
         if not isinstance(targets, CheckpointEngine):
             tell_when_fenced(self._store)
+        generation = open_generation(self._store, first, self._told(action, failure))
+        attempt = self._begin(first, generation)
         if action.kind == FRESH:
             live.start_fresh()
             self._finish(None, generation)

@@ -314,8 +314,9 @@ class Supervisor:
         self.status.step = silence.step
         for beat in watched.values():
             self.status.phase = beat.phase
-        if any(beat.phase == FENCED for beat in watched.values()):
-            self.status.phase = FENCED
+        newest = max((beat.generation for beat in watched.values()), default=0)
+        if any(beat.phase == FENCED and beat.generation >= newest for beat in watched.values()):
+            self.status.phase = FENCED  # and no other handle of the process has recovered the run since
         failed = sum(beat.failed_saves for beat in watched.values())
         self.status.failed_saves = max(self.status.failed_saves, failed_before + failed)
 

@@ -44,8 +44,8 @@ class Operation:
         path: what it works on; for `rename` and `link` the source.
         target: the second path of `rename` and `link`.
         file_id: identity of a file created through the double; -1 for names and for files opened to be read.
-        offset: of a write, in bytes.
-        size: bytes of a preallocation or truncation.
+        offset: of a write or read, in bytes.
+        size: bytes of a preallocation, truncation or read.
         data: content of a write.
         file: the wrapped file itself, for operations on an open file.
     """
@@ -126,7 +126,8 @@ class WrappedFile:
         return self._owner.perform(operation, lambda: self._inner.write(buffers, offset))
 
     def read_into(self, buffer: Any, offset: int) -> int:
-        return self._owner.perform(self._operation("read"), lambda: self._inner.read_into(buffer, offset))
+        operation = self._operation("read", offset=offset, size=len(buffer))
+        return self._owner.perform(operation, lambda: self._inner.read_into(buffer, offset))
 
     def preallocate(self, size: int) -> None:
         self._owner.perform(self._operation("preallocate", size=size), lambda: self._inner.preallocate(size))

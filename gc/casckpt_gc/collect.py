@@ -232,7 +232,9 @@ class Collection:
             self._keep_reserve()
 
     def _wait(self) -> Iterator[bool]:
-        gate = Gate(self._observer, self._store._keeper.catch_up(), self._grace_s)
+        seq = self._store._keeper.catch_up()
+        check_certain(self._store)  # what is above an entry that cannot be read now may have condemned packs
+        gate = Gate(self._observer, seq, self._grace_s)
         while not gate.is_open():
             yield False
 

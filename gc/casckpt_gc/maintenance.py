@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PATROL_S = 5.0  # at most, or one pack: who closes waits for it
 WATCH_S = 10.0  # between two looks at the disk: each opens the store and writes 4 KiB
+WATCH_STOPPED_S = 1.0  # while saves are left out
 EVERY_COMMITS = 50  # a collection looks at every object: dear beside one commit, cheap beside so many
 
 
@@ -100,9 +101,10 @@ class Maintenance:
 
     def _look(self, *, is_due: bool = False) -> None:
         """Look at the disk, off this thread, if it is to be watched and that is due."""
-        is_old = self._monotonic_s() - self._watched_s >= WATCH_S
-        if self._limits is not None and self._path and (is_due or is_old):
-            self._begin(self._watch)
+        now_s = self._monotonic_s()
+        is_old = now_s - self._watched_s >= (WATCH_STOPPED_S if is_due else WATCH_S)
+        if self._limits is not None and self._path and is_old and self._begin(self._watch):
+            self._watched_s = now_s  # also when looking fails: it costs the training something
 
     def _begin(self, act: Callable[[Store], None]) -> bool:
         """Do something in a thread of its own, unless something is under way or all is over."""

@@ -137,6 +137,13 @@ def test_fence_is_told_to_a_supervisor_whoever_hears_of_it_until_the_run_is_reco
         assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", "fenced"}
         RecoveryCoordinator(store).recover({"w": {"w": np.zeros(8)}})
         assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", ""}
+        open_generation(other, other.snapshot())
+        with pytest.raises(casckpt.FencedError):
+            store.commit(3, {"w": {"w": np.ones(8)}})
+    assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", "", "fenced"}
+    with casckpt.open(tmp_path / "store") as store:  # another handle of this process
+        RecoveryCoordinator(store).recover({"w": {"w": np.zeros(8)}})
+    assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", ""}
 
 
 def test_folder_of_beats_that_is_gone_stops_no_training(

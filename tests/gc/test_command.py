@@ -110,6 +110,7 @@ def test_maintenance_collects_after_so_many_commits(store_path: Path) -> None:
 def test_maintenance_patrols_and_watches_the_disk(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(warnings, "warn", lambda message, *_, **__: told.append(str(message)))
+    monkeypatch.setattr("casckpt_gc.maintenance.WATCH_STOPPED_S", 0.0)
     limits = casckpt_gc.Limits(1 << 60, 1 << 60, 1e9, 1e9)  # nothing has an exbibyte
     with (
         open_store(store_path) as store,
@@ -155,10 +156,37 @@ def test_the_disk_is_watched_before_anything_is_collected(store_path: Path, monk
         now_s[0] += 3600.0
         assert maintenance.may_save()  # by what is known, while it looks
         maintenance.wait()
+        now_s[0] += 1.5
         assert not maintenance.may_save()
         maintenance.wait()
         assert maintenance.may_save() and len(looks) == 3
     assert maintenance.report is None
+
+
+def test_look_at_the_disk_that_fails_is_not_repeated_at_once(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def look(own: Any, limits: Any) -> Any:
+        looks.append(own.path)
+        raise OSError("no room")
+
+    monkeypatch.setattr("casckpt_gc.maintenance.health", look)
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: None)
+    now_s = [0.0]
+    system = System(file_system=UnsyncedFileSystem(), monotonic_s=lambda: now_s[0])
+    limits = casckpt_gc.Limits()
+    with open_store(store_path, system=system) as store, Maintenance(every_commits=1000, limits=limits) as maintenance:
+        for step in range(1, 6):
+            commit(store, step)
+            maintenance.after_commit(store)
+            maintenance.wait()
+            assert maintenance.may_save()
+            maintenance.wait()
+        assert len(looks) == 1
+        now_s[0] += 11.0
+        maintenance.may_save()
+        maintenance.wait()
+        assert len(looks) == 2
 
 
 def test_failed_collection_does_not_stop_the_training_and_is_told_once(

@@ -357,6 +357,12 @@ def test_command_line_gives_the_exit_code_of_the_last_life(tmp_path: Path) -> No
     assert "gave up" in called.err
     assert call("run", "--", "true").code == 0
     assert call("run").code == 2
+    heard = tmp_path / "heard"
+    assert (
+        call("run", "--restarts", 0, "sh", "-c", f'echo "$@" > {heard}', "sh", "--run", "seven", "--port", "x").code
+        == 0
+    )
+    assert heard.read_text() == "--run seven --port x\n"  # options of the command are its own, without -- too
     assert signal.getsignal(signal.SIGTERM) is before
 
 

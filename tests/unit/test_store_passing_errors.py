@@ -18,6 +18,8 @@ import pytest
 
 import casckpt
 from casckpt.errors import StorageError, StoreWarning
+from casckpt.ids import ObjectId, SnapshotId
+from casckpt.index.tables import decode_object
 from casckpt.storage.fs import LocalFileSystem, typed_error
 from casckpt.storage.process import System
 from casckpt.store.inspection import Inspection
@@ -38,6 +40,20 @@ class Refusing(WrappedFileSystem):
     def perform(self, operation: Operation, act: Callable[[], T]) -> T:
         if operation.name == "open" and self.part and self.part in operation.path:
             raise typed_error(OSError(self.code, os.strerror(self.code)), "open", operation.path)
+        return super().perform(operation, act)
+
+
+class BadSector(WrappedFileSystem):
+    """Cannot read one place of the files whose path contains `part`."""
+
+    def __init__(self, part: str, offset: int) -> None:
+        super().__init__(LocalFileSystem())
+        self.part, self.offset = part, offset
+
+    def perform(self, operation: Operation, act: Callable[[], T]) -> T:
+        is_read = operation.name == "read" and self.part in operation.path
+        if is_read and operation.offset <= self.offset < operation.offset + operation.size:
+            raise typed_error(OSError(errno.EIO, os.strerror(errno.EIO)), "read", operation.path)
         return super().perform(operation, act)
 
 
@@ -85,6 +101,29 @@ def test_a_medium_error_during_a_rebuild_is_looked_at_again_when_the_store_is_op
     with casckpt.open(three_steps) as store:
         assert store.verify().ok
         assert store.restore(3)["a"].tobytes() == noise(3).tobytes()
+
+
+def test_a_bad_sector_under_a_list_of_chunks_leaves_the_store_open_for_all_else(store_path: Path) -> None:
+    """Found when the index is made anew, and looked at again at each opening."""
+    with casckpt.open(store_path, create=True, chunk_size=4096) as store:
+        for step in (1, 2):
+            store.commit(step, {"a": np.tile(noise(step), 80)[step:], "b": noise(step)})
+        with store._keeper.kv.read() as txn:
+            rows = list(txn.scan("objects"))
+        manifests = [
+            store._catalog.load(SnapshotId(bytes.fromhex(each.id))).components["a"] for each in store.timeline()
+        ]
+        nodes = [set(store._catalog.node_ids(store._catalog.manifest(ObjectId(ref.manifest)))) for ref in manifests]
+        (place, *_) = next(decode_object(row)[1] for key, row in rows if key in nodes[1] - nodes[0])
+        assert not place.is_inline
+        disk = BadSector(store._keeper.reader.pack_id(place.pack_no).hex(), place.offset + place.header_size)
+    shutil.rmtree(store_path / "index")
+    for _ in range(3):
+        with open_store(store_path, system=System(file_system=disk)) as store:
+            assert store.restore(1)["b"].tobytes() == noise(1).tobytes()
+            assert not store.verify().ok
+    with casckpt.open(store_path) as store:  # it was for once
+        assert store.verify(read_data=True).ok
 
 
 @pytest.mark.parametrize("code", PASSING)

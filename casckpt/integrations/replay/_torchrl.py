@@ -98,9 +98,7 @@ class TorchRlBuffer:
     def _forget_draws(self) -> None:
         """Drop what was made of the rows before: batches drawn ahead, and the slices that a sampler remembers."""
         ahead = getattr(self._buffer, "_prefetch_queue", ())
-        for batch in ahead:
-            batch.cancel()
-        wait(ahead)
+        wait([batch for batch in ahead if not batch.cancel()])  # one that was cancelled is never said to be done
         if ahead:
             ahead.clear()
         if getattr(self._sampler, "_cache", None):
