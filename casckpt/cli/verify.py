@@ -96,7 +96,8 @@ def _print(report: VerifyReport, affected: list[dict[str, Any]], path: str) -> N
         print_table(_affected_table(affected))
     whole = report.snapshot_count - len(affected)
     say(f"{plural(whole, 'snapshot')} of {report.snapshot_count} need nothing of what is damaged or missing.")
-    say("Copy the named files back from another copy of this store, or go on from a whole step (`casckpt log`).")
+    otherwise = ", or go on from a whole step (`casckpt log`)" if whole > 0 else ": no step is whole without them"
+    say(f"Copy the named files back from another copy of this store{otherwise}.")
 
 
 def _affected_table(affected: list[dict[str, Any]]) -> Any:
