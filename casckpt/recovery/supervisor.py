@@ -228,7 +228,8 @@ class Supervisor:
             row = 1 if self.status.step > best_step or newest != before else row + 1
             best_step = max(best_step, self.status.step)
             if row > self._settings.restarts_max:
-                self._tell(f"gave up: {row - 1} restarts in a row without a step beyond {best_step}")
+                beyond = f" beyond {best_step}" if best_step >= 0 else ""
+                self._tell(f"gave up: {row - 1} restarts in a row without a step{beyond}. `casckpt plan` says what is left")
                 return code or GAVE_UP
             pause_s = self._settings.pause_s(row)
             self._tell(f"{failure.kind}: {failure.message}; starts again in {pause_s:g} s")
