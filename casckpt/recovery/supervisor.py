@@ -229,7 +229,7 @@ class Supervisor:
             best_step = max(best_step, self.status.step)
             if row > self._settings.restarts_max:
                 beyond = f" beyond {best_step}" if best_step >= 0 else ""
-                self._tell(f"gave up: {row - 1} restarts in a row without a step{beyond}. `casckpt plan` says what is left")
+                self._tell(f"gave up: {row - 1} restarts in a row without a step{beyond}. See `casckpt plan`")
                 return code or GAVE_UP
             pause_s = self._settings.pause_s(row)
             self._tell(f"{failure.kind}: {failure.message}; starts again in {pause_s:g} s")
