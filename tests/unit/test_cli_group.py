@@ -161,6 +161,7 @@ def test_an_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_interrupt_ends_a_process_with_130_and_one_line(store: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "wait")  # a command that waits for ever, without sleeping
     program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # else as whoever began the tests
         "import casckpt.store.opening as opening\n"
         f"opening.open_store = lambda *a, **k: (print('there', flush=True), open({str(tmp_path / 'wait')!r}))\n"
         "from casckpt.cli import main; main()"
