@@ -18,7 +18,7 @@ from casckpt.testing.recording import CrashState, RecordingFileSystem, crash_sta
 from casckpt.testing.workload import HISTORIES, Rehearsal, oracle_of
 
 PARTS = 4
-QUICK_STRIDES = {"every kind of entry": 173, "training": 293}  # coprime to a commit's operations: all kinds are hit
+QUICK_STRIDES = {"every kind of entry": 127, "training": 127}  # coprime to a commit's operations: all kinds are hit
 FULL_STRIDES = {"every kind of entry": 1, "training": 5}  # its states are many and alike
 
 
