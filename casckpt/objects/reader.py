@@ -491,6 +491,7 @@ class ObjectReader:
     def forget_files(self) -> None:
         """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
         with self._lock:
+            self._files.clear()
             self._files = OrderedDict()  # a new one: who opens one now sees that it is not to be kept
 
 
