@@ -7,9 +7,9 @@
     print(report)
 
 The order is always the same: a generation is opened first, so that no older learner commits from then on; then the
-snapshots that the decision names are tried one after the other, each restored whole (random streams last) and checked,
-until one passes. Why others did not is in the report and in the timeline. A snapshot that does not fit the live objects
-is refused before anything is fenced or touched.
+snapshots that the decision names (made again, where such a learner went on until it was fenced) are tried one after the
+other, each restored whole (random streams last) and checked, until one passes. Why others did not is in the report and
+in the timeline. A snapshot that does not fit the live objects is refused before anything is fenced or touched.
 
 A recovery may be killed at any point and started again; nothing it did before counts.
 """
@@ -169,10 +169,12 @@ class RecoveryCoordinator:
             IncompleteError: no snapshot fits and passes its checks. The live objects hold the last one that was tried,
                 unless they were rolled back; this handle stands where it stood.
             MismatchError: the chosen snapshot, its schema or its config does not fit; nothing was fenced or touched.
-                What does not fit after migrations shows when those have run: the generation is open then. Of older
-                ones, met on the way back, that is a reason to pass them over.
+                What does not fit after migrations shows when those have run: the generation is open then, as it is
+                where the step that does not fit was committed while this fenced its learner. Of older ones, met on
+                the way back, that is a reason to pass them over.
             FencedError: somebody else recovers this run at the same time.
         """
+        heads = self._store._chooser.heads()
         action = self.decide(failure, allow_fresh=allow_fresh)
         if action.kind == STOP:
             raise NotFoundError(
@@ -181,33 +183,53 @@ class RecoveryCoordinator:
                 reasons=action.reasons,
             )
         live = _Live(self._store, targets, load)
-        first = action.snapshots[0] if action.snapshots else None
-        drift = [] if first is None else self._compare(live, first)
+        drift = self._compare(live, action.snapshots[0]) if action.snapshots else []
         if self._marker is not None:
             self._marker.prepare()
-        position = self._store._committer.position
-        before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
-        if not isinstance(targets, CheckpointEngine):
+        with self._undone_when_it_fails(live, roll_back):
+            return self._recover(live, action, drift, failure, allow_fresh, heads)
+
+    def _recover(
+        self,
+        live: _Live,
+        action: Action,
+        drift: list[str],
+        failure: FailureInfo | None,
+        allow_fresh: bool,
+        heads: Collection[bytes],
+    ) -> RecoveryReport:
+        first = action.snapshots[0] if action.snapshots else None
+        if not live.is_engine:
             tell_when_fenced(self._store)
         generation = open_generation(self._store, first, self._told(action, failure))
-        attempt = self._begin(first, generation)
+        if self._store._chooser.heads() != heads:  # whom this fenced went on until then
+            later = self.decide(failure, allow_fresh=allow_fresh)
+            if later.snapshots:
+                action, drift = later, self._compare(live, later.snapshots[0])
+        attempt = self._begin(action.snapshots[0] if action.snapshots else None, generation)
         if action.kind == FRESH:
             live.start_fresh()
             self._finish(None, generation)
             return RecoveryReport(None, generation, action.reasons, attempt)
         reasons = [*action.reasons, *drift]
+        with self._keeping_reads():
+            restored, snapshot = self._first_that_passes(live, action.snapshots, reasons)
+        if first is None or snapshot.id != first.id:  # the timeline must say what is continued
+            generation = open_generation(self._store, snapshot, reasons, expected=generation)
+        self._finish(snapshot, generation)
+        return RecoveryReport(restored, generation, tuple(reasons), attempt)
+
+    @contextlib.contextmanager
+    def _undone_when_it_fails(self, live: _Live, roll_back: bool) -> Iterator[None]:
+        position = self._store._committer.position
+        before = {name: copy_tree(name, each) for name, each in live.targets.items()} if roll_back else {}
         try:
-            with self._keeping_reads():
-                restored, snapshot = self._first_that_passes(live, action.snapshots, reasons)
-            if snapshot is not first:  # what the timeline says is continued must be what is continued
-                generation = open_generation(self._store, snapshot, reasons, expected=generation)
+            yield
         except BaseException:
             if roll_back:
                 Transfer(before, live.targets).fill()
             self._store._committer.stand_at(position)  # or the next recovery would not see what is newer
             raise
-        self._finish(snapshot, generation)
-        return RecoveryReport(restored, generation, tuple(reasons), attempt)
 
     def _first_that_passes(
         self, live: _Live, snapshots: Sequence[Snapshot], reasons: list[str]
@@ -373,6 +395,10 @@ class _Live:
         else:
             self.targets, self.left = dict(given), []
         self.can_leave = load is None
+
+    @property
+    def is_engine(self) -> bool:
+        return self._engine is not None
 
     def load(self, snapshot: Snapshot, without: Collection[str], migrated: LoadMigrated | None) -> RestoreReport:
         """Fill all targets but some; by `migrated` where the snapshot is of an older schema."""

@@ -57,5 +57,6 @@ def test_two_supervisors_on_one_run_do_not_fence_each_other_for_ever(tmp_path: P
     assert first.status.last_failure is not None
     assert first.status.last_failure.kind == "lost-head"
     with casckpt.open(path, read_only=True) as store:
-        assert [each.number for each in list_generations(store)] == [1, 2]
+        numbers = [each.number for each in list_generations(store)]
+        assert numbers in ([1, 2], [1, 2, 3])  # the third where a step was committed between decision and fence
         assert store.branch == "main"

@@ -23,6 +23,7 @@ from casckpt.recovery import (
     find_schedule_gaps,
     list_generations,
     make_plan,
+    open_generation,
 )
 from casckpt.recovery.checks import run_checks
 from casckpt.storage.fs import LocalFileSystem
@@ -200,6 +201,33 @@ def test_nothing_passes_and_a_training_that_goes_on_is_rolled_back(tmp_path: Pat
             coordinator.recover(state)
         assert RecoveryCoordinator(store).decide().snapshots[0].step == 3  # not only what is older than the last tried
         assert store.commit(4, state).step == 4  # the handle stands where it stood, too
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("meanwhile", [1, 2])
+def test_steps_that_are_committed_until_the_fence_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int
+) -> None:
+    """The learner that is thought dead lives and commits between the decision and the fence, but not after it."""
+    state, restored = agent(), agent()
+    with open_store(tmp_path / "store") as dead, open_store(tmp_path / "store") as store:
+        train(dead, state, before)
+        fence = open_generation
+
+        def commit_then_fence(*given: Any, **options: Any) -> int:
+            monkeypatch.undo()
+            train(dead, state, before + meanwhile)
+            return fence(*given, **options)
+
+        monkeypatch.setattr("casckpt.recovery.coordinator.open_generation", commit_then_fence)
+        report = RecoveryCoordinator(store, marker=tmp_path / "marker").recover(restored)
+        assert torch.equal(restored["policy"].weight, state["policy"].weight)
+        with pytest.raises(casckpt.FencedError):
+            train(dead, state, before + meanwhile + 1)
+        assert report.step == before + meanwhile
+        assert list_generations(store)[-1].snapshot == store.snapshot(before + meanwhile).id
+        assert list_generations(store)[-1].number == report.generation
+        assert store.commit(before + meanwhile + 1, restored).branch == "main"
 
 
 def test_code_that_does_not_fit_is_refused_before_anything_is_fenced(tmp_path: Path) -> None:
