@@ -36,7 +36,7 @@ from casckpt.errors import (
     UnsupportedFormatError,
 )
 from casckpt.format.document import COLLECTED, SEALED, unknown_features
-from casckpt.format.entry import Body, Condemn, PackRef, Prune, Thin
+from casckpt.format.entry import Body, Condemn, PackRef, Prune, Seal, Thin
 from casckpt.ids import ObjectId, PackId, SnapshotId
 from casckpt.index.kv import Kv
 from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
@@ -140,6 +140,12 @@ def collect(
     return found.execute(grace_s=grace_s)
 
 
+def check_grace(grace_s: float) -> None:
+    """Raise unless this is a time that ends."""
+    if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
+        raise InvalidInputError(f"grace_s={grace_s!r:.80}: expected seconds, from 0 on.")
+
+
 class Collection:
     """One collection on its way: `run` it to the end, or `advance` it whenever there is time.
 
@@ -154,8 +160,7 @@ class Collection:
         sleep: Callable[[float], None] = time.sleep,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-            raise InvalidInputError(f"grace_s={grace_s!r:.80}: expected seconds, from 0 on.")
+        check_grace(grace_s)
         self._plan = found
         self._store: Store = found._store
         self._grace_s = grace_s
@@ -241,9 +246,7 @@ class Collection:
     # --- retiring ---
 
     def _retire(self) -> None:
-        store, found = self._store, self._plan
-        if found.retired or found.thinned or found.packs:
-            self._with_room(functools.partial(add_feature, store, COLLECTED))
+        found = self._plan
         newest = _newest(found.kept)
         leaving = [bytes.fromhex(fate.id) for fate in found.retired]
         for start in range(0, len(leaving), _PRUNED_PER_ENTRY):
@@ -257,17 +260,22 @@ class Collection:
         """What may still go, by what is published now: nothing tagged, and only while the newest stays."""
         if newest is None or self._is_retired(newest):
             return None, 0
-        with self._store._keeper.kv.read() as txn:
-            tagged = {value for _, value in txn.scan("tags")}
+        tagged = self._tagged()
         left = [each for each in leaving if each not in tagged and not self._is_retired(SnapshotId(each))]
         return (Prune(left) if left else None), len(left)
 
     def _thin(self, snapshot_id: SnapshotId, names: list[str], newest: SnapshotId | None) -> tuple[Body | None, int]:
-        """The same of what is withdrawn: the newest keeps everything as long as it is there."""
-        if newest is None or self._is_retired(newest):
+        """The same of what is withdrawn: the newest keeps everything as long as it is there, and so does what has got
+        a tag since the plan was made."""
+        is_spared = snapshot_id in self._tagged() and snapshot_id.hex() not in self._plan._tagged
+        if newest is None or self._is_retired(newest) or is_spared:
             return None, 0
         is_done = self._is_retired(snapshot_id) or set(names) <= set(self._store._catalog.thinned(snapshot_id))
         return (None, 0) if is_done else (Thin(snapshot_id, names), 1)
+
+    def _tagged(self) -> set[bytes]:
+        with self._store._keeper.kv.read() as txn:
+            return {value for _, value in txn.scan("tags")}
 
     def _is_retired(self, snapshot_id: SnapshotId) -> bool:
         return self._store._catalog.row(snapshot_id).is_retired
@@ -281,6 +289,8 @@ class Collection:
             body, count = decide()
             if body is None:
                 return 0
+            feature = SEALED if isinstance(body, Seal) else COLLECTED
+            self._with_room(functools.partial(add_feature, self._store, feature))
             entry = self._with_room(functools.partial(committer.append, body, applied))
             if entry is not None:
                 keeper.catch_up_after_commit(entry, {})
@@ -388,7 +398,6 @@ class Collection:
         try:
             with contextlib.suppress(NotFoundError):  # another collection was faster
                 sealing.prepare()
-                self._with_room(functools.partial(add_feature, store, SEALED))
                 self._sealed = self._publish(sealing.verdict)
         except OutOfSpaceError:
             self._is_compaction_skipped = True

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from casckpt_gc.plan import Plan
     from casckpt_gc.retention import Best, Retention, Thinning
 
+_DIGITS_MAX = 18  # of a count
 _RULES = (
     click.option("--run", metavar="R", help="Name of the run. [default: the only one]"),
     click.option("--branch", metavar="B", help="Name of the branch. [default: the one written last]"),
@@ -177,13 +178,20 @@ def _plan(store: Store, rules: Mapping[str, Any]) -> Plan:
     from casckpt_gc.plan import plan
 
     compaction = None if rules["no_compact"] else COMPACTION
-    return plan(store, _retention(rules), _thinning(rules), branch=rules["branch"], compaction=compaction)
+    found = plan(store, _retention(rules), _thinning(rules), branch=rules["branch"], compaction=compaction)
+    if found.unknown_metrics:  # a slip of the pen must not let go what it was to keep
+        names = ", ".join(map(repr, found.unknown_metrics))
+        raise InvalidInputError(
+            f"--best: no snapshot of {found.run}/{found.branch} has a metric {names}. Nothing is retired. Run "
+            "`casckpt log`; leave the rule out if nothing is to be kept by it."
+        )
+    return found
 
 
 def _retention(rules: Mapping[str, Any]) -> Retention | None:
     from casckpt_gc.retention import Retention
 
-    if not (rules["latest"] or rules["every_steps"] or rules["every_hours"] or rules["best"]):
+    if not rules["best"] and all(rules[name] is None for name in ("latest", "every_steps", "every_hours")):
         return None
     best = [_best(text) for text in rules["best"]]
     return Retention(rules["latest"] or 1, rules["every_steps"], rules["every_hours"], best)
@@ -195,8 +203,8 @@ def _best(text: str) -> Best:
 
     metric, *rest = text.split(":")
     mode = rest.pop(0) if rest and rest[0] in MODES else "max"
-    count = rest.pop(0) if rest and rest[0].isdigit() else "1"
-    if rest or not metric:
+    count = rest.pop(0) if rest and rest[0].isascii() and rest[0].isdigit() else "1"
+    if rest or not metric or len(count) > _DIGITS_MAX:
         raise InvalidInputError(f"--best {text!r}: expected METRIC, METRIC:min, METRIC:K or METRIC:min:K.")
     return Best(metric, int(count), mode)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from casckpt.errors import InvalidInputError
 from casckpt_gc.mark import PackState
+from casckpt_gc.retention import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,12 @@ class Compaction:
     epoch_count_max: int = 100
 
     def __post_init__(self) -> None:
-        if self.cold_after is not None and self.cold_after < 1:
-            raise InvalidInputError(f"cold_after={self.cold_after!r}: expected an integer from 1 on, or None.")
+        for name in ("needed_share_max", "waste_share_max", "held_share_max", "held_gain_min"):
+            check_number(getattr(self, name), name)
+        for name in ("tiny_size_bytes", "tiny_count_min", "budget_bytes", "epoch_count_max"):
+            check_count(getattr(self, name), name, least=0)
+        if self.cold_after is not None:
+            check_count(self.cold_after, "cold_after")
 
     def chosen(self, states: Mapping[int, PackState], taken: Container[int] = ()) -> dict[int, PackState]:
         """Packs to rewrite by number: those `taken` already, then those that give back most."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 
-from casckpt.errors import IncompleteError
+from casckpt.errors import IncompleteError, StorageError
 from casckpt.limits import LEASE_TIMEOUT_S
 from casckpt.storage.process import owner_of
-from casckpt.store.leases import LEASES, read_leases
+from casckpt.store.leases import LEASES, Lease, read_leases
 from casckpt.store.store import Store
 
 
@@ -25,6 +25,7 @@ class Observer:
 
     store: Store
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _now_s: float = 0.0
 
     def prepare(self) -> None:
         """Make the folder of leases, so that a missing one means that it was taken away."""
@@ -40,29 +41,28 @@ class Observer:
             StorageError: it cannot be read now.
         """
         self._check()
-        now_s = self.store._system.monotonic_s()
+        found = self._look()
+        return [name for name, lease in found.items() if lease.seq < seq and not self._is_dead(name)]
+
+    def _look(self) -> dict[str, Lease]:
+        """Leases as they are, and since when each counter stands still."""
+        self._now_s = self.store._system.monotonic_s()
         found = read_leases(self.store._timeline.fs, self.store.path)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in found}
-        alive = []
-        for name, lease in found.items():
-            counter, since_s = self._seen.setdefault(name, (lease.counter, now_s))
-            if counter != lease.counter:
-                since_s = now_s
-                self._seen[name] = lease.counter, now_s
-            if lease.seq < seq and not self._is_dead(name, now_s - since_s):
-                alive.append(name)
-        return alive
+        seen = {name: (lease.counter, self._now_s) for name, lease in found.items()}
+        still = self._seen.keys() & seen.keys()
+        self._seen = seen | {name: self._seen[name] for name in still if self._seen[name][0] == seen[name][0]}
+        return found
 
     def remove_dead(self) -> None:
-        """Take away leases whose holder is dead."""
-        now_s = self.store._system.monotonic_s()
-        for name, (_, since_s) in self._seen.items():
-            if self._is_dead(name, now_s - since_s):
-                with contextlib.suppress(FileNotFoundError):
-                    self.store._timeline.fs.unlink(f"{self.store.path}/{LEASES}/{name}")
+        """Take away leases whose holder is dead, by a look of now: the last one may be long ago."""
+        with contextlib.suppress(StorageError):  # the next collection does it
+            for name in self._look():
+                if self._is_dead(name):
+                    with contextlib.suppress(FileNotFoundError):
+                        self.store._timeline.fs.unlink(f"{self.store.path}/{LEASES}/{name}")
 
-    def _is_dead(self, name: str, still_s: float) -> bool:
-        return still_s >= LEASE_TIMEOUT_S or owner_of(name)[1] == "dead"
+    def _is_dead(self, name: str) -> bool:
+        return self._now_s - self._seen[name][1] >= LEASE_TIMEOUT_S or owner_of(name)[1] == "dead"
 
     def _check(self) -> None:
         if LEASES not in self.store._timeline.fs.list(self.store.path):

@@ -16,14 +16,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from casckpt.errors import CasckptError, StoreWarning
+from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
 from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.store.opening import open_store
-from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report
+from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report, check_grace
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.patrol import Health, Limits, Patrolled, health, patrol
-from casckpt_gc.plan import plan
-from casckpt_gc.retention import AnyOf, Retention, Thinning
+from casckpt_gc.plan import check_rules, plan
+from casckpt_gc.retention import AnyOf, Retention, Thinning, check_count
 
 if TYPE_CHECKING:
     from casckpt.store.store import Store
@@ -51,6 +51,9 @@ class Maintenance:
         report: what the last collection that ended did, or None.
         patrolled: what the last patrol saw, or None. Damage is warned of.
         health: of the disk, as it was last looked at, or None.
+
+    Raises:
+        InvalidInputError: names the argument that means nothing.
     """
 
     def __init__(
@@ -64,7 +67,14 @@ class Maintenance:
         patrol_bytes: int = 0,
         limits: Limits | None = None,
     ) -> None:
-        self._rules = retention, thinning
+        rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
+        check_rules(retention, rules, compaction)
+        check_count(every_commits, "every_commits")
+        check_grace(grace_s)
+        check_count(patrol_bytes, "patrol_bytes", least=0)
+        if not isinstance(limits, Limits | None):
+            raise InvalidInputError(f"limits={limits!r:.80}: expected Limits(…) or None.")
+        self._rules = retention, rules
         self._every_commits = every_commits
         self._compaction = compaction
         self._grace_s = grace_s
@@ -95,16 +105,21 @@ class Maintenance:
     def may_save(self) -> bool:
         """Whether the disk was well when it was last looked at. It is looked at again meanwhile where it was not, or
         where that is long ago."""
-        is_stopped = self.health is not None and self.health.state == "stop"
-        self._look(is_due=is_stopped)
+        is_stopped = self._is_stopped()
+        self._look()
         return not is_stopped
 
-    def _look(self, *, is_due: bool = False) -> None:
-        """Look at the disk, off this thread, if it is to be watched and that is due."""
-        now_s = self._monotonic_s()
-        is_old = now_s - self._watched_s >= (WATCH_STOPPED_S if is_due else WATCH_S)
-        if self._limits is not None and self._path and is_old and self._begin(self._watch):
-            self._watched_s = now_s  # also when looking fails: it costs the training something
+    def _is_stopped(self) -> bool:
+        return self.health is not None and self.health.state == "stop"
+
+    def _look(self) -> None:
+        """Look at the disk, off this thread, if that is due. While a collection is under way, that one looks."""
+        if self._path and self._is_watch_due() and self._begin(self._watch):
+            self._watched_s = self._monotonic_s()  # also when looking fails: it costs the training something
+
+    def _is_watch_due(self) -> bool:
+        still_s = self._monotonic_s() - self._watched_s
+        return self._limits is not None and still_s >= (WATCH_STOPPED_S if self._is_stopped() else WATCH_S)
 
     def _begin(self, act: Callable[[Store], None]) -> bool:
         """Do something in a thread of its own, unless something is under way or all is over."""
@@ -130,6 +145,8 @@ class Maintenance:
         while not collection.advance():
             if self._stop.wait(POLL_S):
                 return  # what is left is found by the next collection
+            if self._is_watch_due():
+                self._watch(own)
         self.error, self.report = None, collection.report()
         if self._patrol_bytes:
             self.patrolled = patrol(own, budget_bytes=self._patrol_bytes, budget_s=PATROL_S)

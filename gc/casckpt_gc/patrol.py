@@ -13,6 +13,7 @@ It also looks at the disk: how much is free, and how long a small durable write 
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Collection, Iterable, Sized
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from casckpt.storage.fs import File, is_about_file, read_file, replace_file, wri
 from casckpt.store.store import Store
 from casckpt.store.values import Value
 from casckpt_gc.mark import objects_below, roots
+from casckpt_gc.retention import check_number
 
 PATROL = "patrol"
 _EPOCH = "epoch-"  # then a number: names of epochs in that file, and in findings
@@ -77,7 +79,7 @@ class Limits(Value):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
                 raise InvalidInputError(f"{name}={value!r}: expected a number.")
 
 
@@ -154,8 +156,11 @@ def patrol(store: Store, *, budget_bytes: int = 1 << 30, budget_s: float = 60.0,
     What was checked is kept every few seconds: one that is killed is gone on with where it was.
 
     Raises:
+        InvalidInputError: a budget is no number from 0 on.
         StorageError: a file cannot be looked at now, which says nothing of its content. What was found before is noted.
     """
+    check_number(budget_bytes, "budget_bytes")
+    check_number(budget_s, "budget_s")
     store._keeper.catch_up()
     packs, epochs = packs_of(store), epochs_of(store)
     checked = {name: number for name, number in _read_state(store).items() if name in packs or name in epochs}

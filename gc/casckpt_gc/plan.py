@@ -74,6 +74,7 @@ class Plan(Value):
         path, run, branch: of the store and of the branch that the rules were applied to.
         seq: the timeline entry up to which everything was looked at.
         fates: every snapshot of the branch that is not retired.
+        unknown_metrics: those that rules look at and no snapshot of the branch has, so that these rules keep nothing.
         packs: packs that go, or are rewritten.
         leftovers: temporary files of dead processes: name, size in bytes.
         sealed_count, sealed_bytes: timeline entries whose files go, one epoch for each hundred in their place.
@@ -89,6 +90,7 @@ class Plan(Value):
     branch: str
     seq: int
     fates: tuple[Fate, ...]
+    unknown_metrics: tuple[str, ...]
     packs: tuple[PackFate, ...]
     leftovers: tuple[tuple[str, int], ...]
     sealed_count: int
@@ -100,6 +102,7 @@ class Plan(Value):
     held_bytes: int
     _store: Store = field(repr=False, compare=False)
     _compaction: Compaction | None = field(repr=False, compare=False)
+    _tagged: frozenset[str] = field(repr=False, compare=False)
     _used: list[bool] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -139,15 +142,16 @@ class Plan(Value):
         """Do it; returns what was done. Waits for readers, and at least twice `grace_s` when packs go.
 
         Raises:
-            InvalidInputError: it was executed before.
+            InvalidInputError: it was executed before, or `grace_s` is no time.
             Otherwise as `collect`.
         """
         from casckpt_gc.collect import GRACE_S, Collection
 
         if self._used:
             raise InvalidInputError("this plan was executed before. Make a new one: the store is another now.")
+        collection = Collection(self, grace_s=GRACE_S if grace_s is None else grace_s)
         self._used.append(True)
-        return Collection(self, grace_s=GRACE_S if grace_s is None else grace_s).run()
+        return collection.run()
 
     def to_dict(self) -> dict[str, Any]:
         names = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
@@ -187,12 +191,15 @@ def plan(
         CorruptionError, IncompleteError: it is not certain what is needed; nothing is planned.
     """
     rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
-    _check_rules(retention, rules, compaction)
+    check_rules(retention, rules, compaction)
     store._keeper.catch_up()
     seq = store._keeper.applied().seq
     name = store._catalog.current_branch(store.run) if branch is None else branch
     check_certain(store)
-    fates = _fates(store, name, retention, rules)
+    line = _line(store, name)
+    fates = _fates(line, retention, rules)
+    known = {metric for each in line for metric in each.metrics}
+    unknown = sorted(retention.names - known) if retention is not None and line else []
     leaving = {SnapshotId(bytes.fromhex(fate.id)) for fate in fates if not fate.reasons}
     withdrawn = {bytes.fromhex(fate.id): fate.withdrawn for fate in fates if fate.withdrawn}
     unfinished = unnamed_packs(store)
@@ -211,6 +218,7 @@ def plan(
         name,
         seq,
         fates,
+        tuple(unknown),
         (*packs, *found.fates()),
         leftovers(store),
         len(sealed),
@@ -222,10 +230,12 @@ def plan(
         found.found.held_bytes,
         store,
         compaction,
+        frozenset(each.id for each in line if each.tags),
     )
 
 
-def _check_rules(retention: object, thinning: Sequence[object], compaction: object) -> None:
+def check_rules(retention: object, thinning: Sequence[object], compaction: object) -> None:
+    """Raise where a rule is none."""
     wanted = [("retention", retention, Retention | AnyOf | None), ("compaction", compaction, Compaction | None)]
     for name, rule, kind in [*wanted, *(("thinning", each, Thinning) for each in thinning)]:
         if not isinstance(rule, kind):
@@ -294,16 +304,20 @@ def find(store: Store, mark: Mark, compaction: Compaction | None) -> Findings:
     return Findings(mark, recoding, found, chosen, compaction)
 
 
+def _line(store: Store, branch: str) -> list[Candidate]:
+    """`candidates`; none in a run that has no snapshots yet."""
+    if store._catalog.branch_row(store.run, branch) is not None:
+        return candidates(store, branch)
+    if store._catalog.branch_rows(store.run):
+        raise NotFoundError(
+            f"run {store.run!r} has no branch {branch!r}. Run `casckpt branches`.", run=store.run, branch=branch
+        )
+    return []
+
+
 def _fates(
-    store: Store, branch: str, retention: Retention | AnyOf | None, rules: Sequence[Thinning]
+    line: Sequence[Candidate], retention: Retention | AnyOf | None, rules: Sequence[Thinning]
 ) -> tuple[Fate, ...]:
-    if store._catalog.branch_row(store.run, branch) is None:
-        if store._catalog.branch_rows(store.run):
-            raise NotFoundError(
-                f"run {store.run!r} has no branch {branch!r}. Run `casckpt branches`.", run=store.run, branch=branch
-            )
-        return ()
-    line = candidates(store, branch)
     reasons = {each.id: ["all"] for each in line} if retention is None else retention.kept(line)
     for each in newest(line) if retention is None else ():
         reasons[each.id].append(NEWEST)

@@ -76,11 +76,16 @@ class Best:
     at_least: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_count(self.count, "count")
+        check_count(self.count, "count")
         _check_mode(self.metric, self.mode)
         for name, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
-            if not isinstance(bounds, Mapping) or not all(map(_is_number, bounds.values())):
+            if not isinstance(bounds, Mapping) or not all(map(_is_bound, bounds.items())):
                 raise InvalidInputError(f"{name}={bounds!r:.80}: expected a number for each metric.")
+
+    @property
+    def names(self) -> set[str]:
+        """Of the metrics that it looks at."""
+        return {self.metric, *self.at_most, *self.at_least}
 
     def chosen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The best first."""
@@ -114,6 +119,11 @@ class Pareto:
             raise InvalidInputError(f"metrics={self.metrics!r:.80}: name at least one metric with 'max' or 'min'.")
         for name, mode in self.metrics.items():
             _check_mode(name, mode)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the metrics that it looks at."""
+        return set(self.metrics)
 
     def chosen(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The front, newest first."""
@@ -157,17 +167,22 @@ class Retention:
     best: Best | Pareto | Sequence[Best | Pareto] = ()
 
     def __post_init__(self) -> None:
-        _check_count(self.latest, "latest")
+        check_count(self.latest, "latest")
         if self.every_steps is not None:
-            _check_count(self.every_steps, "every_steps")
-        if self.every_hours is not None and not (_is_number(self.every_hours) and self.every_hours > 0):
+            check_count(self.every_steps, "every_steps")
+        if self.every_hours is not None and not (_is_number(self.every_hours) and 0 < self.every_hours < math.inf):
             raise InvalidInputError(f"every_hours={self.every_hours!r}: expected a number above 0.")
-        if not all(isinstance(rule, Best | Pareto) for rule in self._best):
-            raise InvalidInputError(f"best={self.best!r:.80}: expected Best(…), Pareto(…) or a list of them.")
+        if not isinstance(self.best, Best | Pareto):
+            _settle_list(self, "best", Best | Pareto, "Best(…), Pareto(…) or a list of them")
 
     @property
     def _best(self) -> tuple[Best | Pareto, ...]:
         return (self.best,) if isinstance(self.best, Best | Pareto) else tuple(self.best)
+
+    @property
+    def names(self) -> set[str]:
+        """Of the metrics that any rule looks at."""
+        return {name for rule in self._best for name in rule.names}
 
     def kept(self, candidates: Iterable[Candidate]) -> Reasons:
         """Ids of the snapshots that stay, each with the reasons; all others may go."""
@@ -204,8 +219,12 @@ class AnyOf:
     retentions: tuple[Retention, ...]
 
     def __post_init__(self) -> None:
-        if not self.retentions or not all(isinstance(each, Retention) for each in self.retentions):
-            raise InvalidInputError(f"retentions={self.retentions!r:.80}: expected one Retention(…) or several.")
+        _settle_list(self, "retentions", Retention, "one Retention(…) or several", count_min=1)
+
+    @property
+    def names(self) -> set[str]:
+        """As `Retention.names`."""
+        return {name for retention in self.retentions for name in retention.names}
 
     def kept(self, candidates: Iterable[Candidate]) -> Reasons:
         """As `Retention.kept`."""
@@ -237,9 +256,10 @@ class Thinning:
     spare_tags: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.components, str) or not self.components:
-            raise InvalidInputError(f"components={self.components!r}: expected a list of component names.")
-        _check_count(self.keep_latest, "keep_latest")
+        _settle_list(self, "components", str, "a list of component names", count_min=1)
+        if self.spare_tags not in (True, False):
+            raise InvalidInputError(f"spare_tags={self.spare_tags!r:.80}: expected True or False.")
+        check_count(self.keep_latest, "keep_latest")
 
     def withdrawn(self, candidates: Iterable[Candidate]) -> dict[str, tuple[str, ...]]:
         """Snapshot id to what is withdrawn from it, of snapshots that stay."""
@@ -273,7 +293,7 @@ def _spaced(line: Sequence[Candidate], span_s: float) -> list[Candidate]:
     """Where a clock went back, the span begins anew."""
     found: list[Candidate] = []
     for each in line:
-        last_s = found[-1].created_at_s if found else -math.inf
+        last_s = found[-1].created_at_s if found else math.inf
         if each.created_at_s >= last_s + span_s or each.created_at_s < last_s:
             found.append(each)
     return found
@@ -283,11 +303,34 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _check_count(value: int, name: str) -> None:
-    if type(value) is not int or value < 1:
-        raise InvalidInputError(f"{name}={value!r}: expected an integer from 1 on.")
+def _is_bound(bound: tuple[Any, Any]) -> bool:
+    return isinstance(bound[0], str) and _is_number(bound[1])
+
+
+def _settle_list(rule: Any, name: str, kind: Any, expected: str, *, count_min: int = 0) -> None:
+    """Keep what a rule lists as a tuple: an iterator gives it only once, and a list may change."""
+    given = getattr(rule, name)
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    found = tuple(given) if is_list else ()
+    if not is_list or len(found) < count_min or not all(isinstance(each, kind) and each != "" for each in found):
+        raise InvalidInputError(f"{name}={given!r:.80}: expected {expected}.")
+    object.__setattr__(rule, name, found)
+
+
+def check_count(value: int, name: str, *, least: int = 1) -> None:
+    """Raise unless this is an integer from `least` on."""
+    if type(value) is not int or value < least:
+        raise InvalidInputError(f"{name}={value!r:.80}: expected an integer from {least} on.")
+
+
+def check_number(value: float, name: str) -> None:
+    """Raise unless this is a number from 0 on; infinite is one."""
+    if not (_is_number(value) and value >= 0):
+        raise InvalidInputError(f"{name}={value!r:.80}: expected a number from 0 on.")
 
 
 def _check_mode(metric: str, mode: str) -> None:
+    if not isinstance(metric, str) or not metric:
+        raise InvalidInputError(f"metric={metric!r:.80}: expected its name.")
     if mode not in MODES:
         raise InvalidInputError(f"metric {metric!r}: {mode!r} is no mode. Use 'max' or 'min'.")

@@ -60,12 +60,13 @@ def plan_text(plan: Plan) -> str:
     rows = [(f"collect {plan.run}/{plan.branch}", f"as of entry {plan.seq}", "", ""), *plan_rows(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join((*(f"{row[at]:{widths[at]}}" for at in range(3)), row[3])).rstrip() for row in rows]
-    held = f"; {size(plan.held_bytes)} held by differences" if plan.held_bytes else ""
-    return "\n".join([*lines, f"{frees_text(plan)}{held}"])
+    return "\n".join([*lines, frees_text(plan)])
 
 
 def frees_text(plan: Plan) -> str:
-    """What it frees, and what it writes for that."""
+    """What it frees, what it writes for that, and what is held; and which rules keep nothing, for want of a metric."""
     written = plan.rewritten_bytes + plan.recoded_bytes
     anew = f" and writes {'at most ' if plan.recoded_bytes else ''}{size(written)} anew" if written else ""
-    return f"frees {size(plan.freed_bytes)}{anew}"
+    held = f"; {size(plan.held_bytes)} held by differences" if plan.held_bytes else ""
+    unknown = "".join(f"\nno snapshot has a metric {name!r}: nothing is kept by it" for name in plan.unknown_metrics)
+    return f"frees {size(plan.freed_bytes)}{anew}{held}{unknown}"

@@ -380,6 +380,18 @@ def test_plan_takes_nothing_where_the_snapshot_that_it_counted_on_is_gone(store_
         assert difference(tree(2), store.restore(2)) is None
 
 
+def test_snapshot_that_got_a_tag_after_the_plan_stays_whole(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3, 4)
+        store.tag("old", 1)
+        plan = casckpt_gc.plan(store, None, Thinning(["optimizer"], spare_tags=False))
+        assert [fate.step for fate in plan.thinned] == [1, 2, 3]
+        store.tag("good", 2)
+        assert plan.execute(grace_s=0.0).thinned_count == 2
+        assert difference(tree(2), store.restore("good")) is None
+        assert [each.step for each in store.timeline() if each.thinned] == [1, 3]
+
+
 def test_unreadable_manifest_stops_the_collection_with_nothing_changed(store_path: Path) -> None:
     """G18."""
     with open_store(store_path) as store:
@@ -450,6 +462,16 @@ def test_document_says_that_the_store_was_collected(store_path: Path) -> None:
     assert '"collected"' in (store_path / "casckpt.json").read_text()
     (store_path / "casckpt.json").unlink()
     check_steps(store_path, trees([2]))
+
+
+def test_document_says_so_also_of_what_was_retired_after_the_plan(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        commit(store, 1, 2)
+        plan = casckpt_gc.plan(store)
+        assert plan.is_empty
+        store.retire(1)
+        assert plan.execute(grace_s=0.0).condemned_count == 1
+    assert '"collected"' in (store_path / "casckpt.json").read_text()
 
 
 # --- a full disk, and what earlier processes left ---

@@ -67,10 +67,30 @@ def test_without_a_rule_everything_stays(long: Path) -> None:
     check_steps(long, trees(range(1, 8)))
 
 
-@pytest.mark.parametrize("text", ["", ":min", "return:best", "return:min:x", "return:1:min"])
+@pytest.mark.parametrize(
+    "text", ["", ":min", "return:best", "return:min:x", "return:1:min", "return:²", "return:" + "9" * 5000]
+)
 def test_best_that_means_nothing_is_refused(long: Path, text: str) -> None:
     outcome = call("gc", "plan", long, "--best", text)
-    assert outcome.code != 0 and "--best" in outcome.err
+    assert outcome.code == 2 and "--best" in outcome.err
+
+
+def test_metric_that_no_snapshot_has_is_refused_before_anything_goes(long: Path) -> None:
+    for command in (["plan"], ["collect", "--grace", "0"]):
+        outcome = call("gc", *command, long, "--latest", "1", "--best", "retrun:3", "--best", "return")
+        assert outcome.code == 2 and "'retrun'" in outcome.err and "'return'" not in outcome.err
+    check_steps(long, trees(range(1, 8)))
+    with open_store(long, create=False) as store:
+        plan = casckpt_gc.plan(store, Retention(best=casckpt_gc.Pareto({"return": "max", "cost": "min"})))
+        assert plan.unknown_metrics == ("cost",) and "no snapshot has a metric 'cost'" in str(plan)
+        store.annotate(1, metrics={"cost": 1.0})
+        both = Retention() | Retention(best=casckpt_gc.Best("return", at_most={"cost": 2.0}))
+        assert casckpt_gc.plan(store, both).unknown_metrics == ()
+
+
+def test_hours_that_mean_nothing_are_refused(long: Path) -> None:
+    for hours in ("0", "-1", "nan", "inf"):
+        assert call("gc", "collect", long, "--every-hours", hours, "--grace", "0").code == 2
 
 
 def test_store_with_several_runs_asks_for_one(long: Path) -> None:
@@ -94,6 +114,26 @@ def test_document_of_the_commands_is_complete() -> None:
 
 
 # --- in a training ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retention": {"latest": 3}},
+        {"thinning": "optimizer"},
+        {"every_commits": 0},
+        {"every_commits": float("nan")},
+        {"compaction": True},
+        {"grace_s": float("nan")},
+        {"grace_s": -1.0},
+        {"patrol_bytes": -1},
+        {"limits": 5},
+    ],
+    ids=str,
+)
+def test_maintenance_that_could_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="expected"):
+        Maintenance(**options)
 
 
 def test_maintenance_collects_after_so_many_commits(store_path: Path) -> None:
@@ -161,6 +201,33 @@ def test_the_disk_is_watched_before_anything_is_collected(store_path: Path, monk
         maintenance.wait()
         assert maintenance.may_save() and len(looks) == 3
     assert maintenance.report is None
+
+
+def test_the_disk_is_watched_while_a_collection_waits(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    states = iter(["good", "stop"])
+
+    def look(own: Any, limits: Any) -> Any:
+        state = next(states, "stop")
+        if state == "stop":
+            looked.set()
+        return casckpt_gc.Health(0, 0.0, state)
+
+    monkeypatch.setattr("casckpt_gc.maintenance.health", look)
+    monkeypatch.setattr("casckpt_gc.maintenance.POLL_S", 0.001)
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: None)
+    now_s = [0.0]
+    system = System(file_system=UnsyncedFileSystem(), monotonic_s=lambda: now_s[0])
+    options: dict[str, Any] = {"every_commits": 2, "grace_s": 3600.0, "limits": casckpt_gc.Limits()}
+    with open_store(store_path, system=system) as store, Maintenance(Retention(latest=1), **options) as maintenance:
+        commit(store, 1)
+        maintenance.after_commit(store)
+        maintenance.wait()
+        commit(store, 2)
+        maintenance.after_commit(store)  # a collection, which waits for readers without a lease
+        now_s[0] += 11.0
+        assert looked.wait(60)
+        assert maintenance.report is None  # it has not ended
 
 
 def test_look_at_the_disk_that_fails_is_not_repeated_at_once(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

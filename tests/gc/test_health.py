@@ -102,6 +102,12 @@ def test_disk_is_watched(whole: Path) -> None:
         assert casckpt_gc.health(store, Limits(1 << 60, 0, 1e9, 1e9)).state == "warn"
         assert casckpt_gc.health(store, Limits(1 << 60, 1 << 60, 1e9, 1e9)).state == "stop"
         assert casckpt_gc.health(store, Limits(0, 0, -1.0, 1e9)).state == "warn"
+        for value in (-1, float("nan"), "1", True):
+            for name in ("budget_bytes", "budget_s"):
+                with pytest.raises(InvalidInputError, match=f"{name}={value!r}"):
+                    casckpt_gc.patrol(store, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="stop_free_bytes=nan"):
+        Limits(stop_free_bytes=float("nan"))  # type: ignore[arg-type]
 
 
 def test_repair_says_what_it_would_do_and_changes_nothing_before_it_is_told_to(whole: Path) -> None:

@@ -95,6 +95,31 @@ def test_lease_whose_counter_stands_still_dies_and_one_that_moves_lives(store_pa
     check_steps(store_path, trees([3]))
 
 
+def test_lease_that_moved_while_files_were_removed_is_not_taken_away(store_path: Path) -> None:
+    """Unlinking many files takes time, in which nobody looks at leases."""
+    clock = Clock()
+
+    class Slow(UnsyncedFileSystem):
+        def perform(self, operation: Operation, act: Any) -> Any:
+            if operation.name == "unlink" and "/trash/" in operation.path:
+                clock.now_s += LEASE_TIMEOUT_S
+                reader.pulse()
+            return super().perform(operation, act)
+
+    system = System(file_system=Slow(), monotonic_s=clock)
+    with open_store(store_path, system=system) as store:
+        commit(store, 1, 2, 3)
+        reader = Leases(str(store_path), system, is_silent=False)
+        collection = begin(store)
+        assert not files(store_path, "leases")
+        with reader.hold(10**6):  # younger than all gates
+            while not collection.advance():
+                pass
+            assert not held_back(store_path) and len(files(store_path, "leases")) == 1
+        assert not files(store_path, "leases")
+    check_steps(store_path, trees([3]))
+
+
 def test_lease_of_a_killed_process_ends_at_once_although_a_forked_child_lives(store_path: Path) -> None:
     """G21."""
     with open_store(store_path) as store:

@@ -188,6 +188,10 @@ def test_cold_snapshots_become_smaller_when_asked(store_path: Path) -> None:
     check_steps(store_path, {step: STATES[step] for step in range(1, 7)})
     with pytest.raises(InvalidInputError, match="cold_after"):
         Compaction(cold_after=0)
+    for name in vars(Compaction()).keys() - {"cold_after", "is_thorough"}:
+        for value in (-1, float("nan"), "1", True, None):
+            with pytest.raises(InvalidInputError, match=f"{name}={value!r}"):
+                Compaction(**{name: value})  # type: ignore[arg-type]
 
 
 def test_told_to_stop_it_leaves_everything_as_it_was(copied: Path) -> None:

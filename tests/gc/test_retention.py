@@ -62,6 +62,11 @@ def test_every_hours_keeps_one_per_span_and_more_where_a_clock_jumped() -> None:
     assert kept(Retention(every_hours=1), jumped) == [1, 3, 5]
 
 
+def test_span_of_hours_beyond_all_floats_keeps_the_first() -> None:
+    candidates = line(1, 2, 3, created_at_s=[0.0, 3600.0, 7200.0])
+    assert kept(Retention(every_hours=1e308), candidates) == [1, 3]
+
+
 def test_tagged_snapshots_always_stay() -> None:
     assert kept(Retention(latest=1), line(1, 2, 3, tags=[("good",), (), ()])) == [1, 3]
 
@@ -149,6 +154,21 @@ def test_thinning_spares_what_is_newer_than_the_newest_whole_one() -> None:
     assert Thinning(["optimizer"]).withdrawn(candidates) == {"1": ("optimizer",)}
 
 
+def test_rules_given_as_an_iterator_are_all_kept_and_stay_as_they_were_given() -> None:
+    candidates = rated(9.0, 1.0, 2.0, 0.0)
+    rule = Retention(latest=1, best=(Best(name) for name in ["return"]))  # type: ignore[arg-type]
+    assert [kept(rule, candidates), kept(rule, candidates)] == [[1, 4], [1, 4]]
+    rules = [Best("return")]
+    rule = Retention(latest=1, best=rules)
+    rules.clear()
+    assert kept(rule, candidates) == [1, 4]
+    either = AnyOf(each for each in [Retention(latest=2), Retention(every_steps=3)])  # type: ignore[arg-type]
+    assert [kept(either, candidates), kept(either, candidates)] == [[1, 3, 4], [1, 3, 4]]
+    thinning = Thinning(iter(["optimizer"]))  # type: ignore[arg-type]
+    stored = line(1, 2, 3, components=[("optimizer", "policy")] * 3)
+    assert thinning.withdrawn(stored) == {"1": ("optimizer",), "2": ("optimizer",)}
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -156,14 +176,29 @@ def test_thinning_spares_what_is_newer_than_the_newest_whole_one() -> None:
         lambda: Retention(latest=1.5),  # type: ignore[arg-type]
         lambda: Retention(every_steps=0),
         lambda: Retention(every_hours=0),
+        lambda: Retention(every_hours=math.inf),
+        lambda: Retention(every_hours=math.nan),
+        lambda: Retention(best=None),  # type: ignore[arg-type]
+        lambda: Retention(best=5),  # type: ignore[arg-type]
         lambda: Retention(best="return"),  # type: ignore[arg-type]
         lambda: Best("return", mode="best"),
         lambda: Best("return", count=0),
+        lambda: Best(""),
+        lambda: Best(5),  # type: ignore[arg-type]
+        lambda: Best("return", at_most={"cost": math.nan}),
+        lambda: Best("return", at_least={5: 1.0}),  # type: ignore[dict-item]
         lambda: Pareto({}),
         lambda: Pareto({"a": "up"}),
+        lambda: Pareto({5: "max"}),  # type: ignore[dict-item]
+        lambda: AnyOf(()),
+        lambda: AnyOf(5),  # type: ignore[arg-type]
         lambda: Thinning("optimizer"),
         lambda: Thinning([]),
+        lambda: Thinning([""]),
+        lambda: Thinning([5]),  # type: ignore[list-item]
+        lambda: Thinning(5),  # type: ignore[arg-type]
         lambda: Thinning(["a"], keep_latest=0),
+        lambda: Thinning(["a"], spare_tags="no"),  # type: ignore[arg-type]
     ],
 )
 def test_rules_that_mean_nothing_are_refused(make: Any) -> None:
