@@ -22,7 +22,7 @@ from casckpt.errors import NotFoundError
 from casckpt.index.tables import decode_object, last_condemned
 from casckpt.testing.anatomy import dissect
 from casckpt.testing.trees import difference
-from casckpt.testing.workload import Key, Rehearsal, tree
+from casckpt.testing.workload import RUNS, Key, Rehearsal, tree
 
 
 class InvariantError(AssertionError):
@@ -48,11 +48,11 @@ def check_store(path: str, oracle: Rehearsal) -> None:
         _demand(report.ok, "I2", f"verify of an undamaged store: {report}")
         before = index_counts(store)
     shutil.rmtree(os.path.join(path, "index"), ignore_errors=True)
-    with casckpt.open(path) as store:
+    with casckpt.open(path, run=_first_run(oracle)) as store:
         check_snapshots(store, acknowledged, possible)
         check_depths(store)
         _check_index(path, before, index_counts(store))
-    _check_acts(path, oracle)
+        _check_acts(path, oracle, store)
 
 
 def check_promises(path: str, oracle: Rehearsal) -> None:
@@ -62,14 +62,19 @@ def check_promises(path: str, oracle: Rehearsal) -> None:
         InvariantError: I1 or I2.
     """
     _make_if_nothing_is_owed(path, oracle)
-    with casckpt.open(path) as store:
+    with casckpt.open(path, run=_first_run(oracle)) as store:
         check_snapshots(store, oracle.acknowledged, oracle.possible)
-    _check_acts(path, oracle)
+        _check_acts(path, oracle, store)
 
 
-def _check_acts(path: str, oracle: Rehearsal) -> None:
+def _first_run(oracle: Rehearsal) -> str:
+    return oracle.done[0].run if oracle.done else RUNS[0]
+
+
+def _check_acts(path: str, oracle: Rehearsal, store: Any) -> None:
+    """By the store that is open already, and for other runs than its own by another."""
     with contextlib.ExitStack() as stack:
-        stores: dict[str, Any] = {}
+        stores = {store.run: store}
         for act in oracle.done:
             if act.run not in stores:
                 stores[act.run] = stack.enter_context(casckpt.open(path, run=act.run))

@@ -1,5 +1,7 @@
 """SIGKILL to a real process at its n-th system call of a kind, by strace. Linux only.
 
+A process is forked by one that has imported all that it runs (`forker`), and strace attaches before its first step.
+
 strace counts per call and per thread, and delivers the signal on entry, so the call itself does not happen: killing at
 number n leaves what the first n - 1 calls of the kind, and all others between them, have done. `count_calls` says how
 far n has to go.
@@ -7,6 +9,7 @@ far n has to go.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 CHANGING_CALLS = (
     "write",
@@ -58,42 +62,85 @@ def why_not() -> str | None:
     return None if probe.returncode == 0 else f"strace cannot trace here: {probe.stderr.decode().strip()}"
 
 
-def count_calls(argv: Sequence[str]) -> dict[str, int]:
-    """Run a process to its end; for each call it made, the largest count that one of its threads reached.
+class Victim(NamedTuple):
+    """A process of `Victims`, and the strace that kills it."""
 
-    Raises:
-        CalledProcessError: the process failed.
+    pid: int
+    tracer: subprocess.Popen[str]
+
+
+class Victims:
+    """Processes that call one function, each until it is killed; children of a forker that has imported it.
+
+    Args:
+        target: `module:function`; the module must be importable in a fresh interpreter in this folder.
     """
-    with tempfile.NamedTemporaryFile() as trace:
-        subprocess.run([*_strace(CHANGING_CALLS, trace.name), *argv], check=True, timeout=_RUN_TIMEOUT_S)
-        per_thread = Counter(match.groups() for match in map(_LINE.match, trace.read().splitlines()) if match)
-    counts: dict[str, int] = {}
-    for (_, call), count in per_thread.items():
-        counts[call.decode()] = max(count, counts.get(call.decode(), 0))
-    return dict(sorted(counts.items()))
 
+    def __init__(self, target: str) -> None:
+        command = [sys.executable, "-B", "-m", "casckpt.testing.forker", target]  # the calls of each child are the same
+        self._forker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-def start_killed(argv: Sequence[str], call: str, number: int) -> subprocess.Popen[bytes]:
-    """Start a process that is killed on entry to the `number`-th `call` of one of its threads."""
-    inject = ["-e", f"inject={call}:signal=KILL:when={number}"]
-    return subprocess.Popen([*_strace([call], os.devnull), *inject, *argv], stderr=subprocess.PIPE)
+    def count_calls(self, *arguments: str) -> dict[str, int]:
+        """Run a process to its end; for each call it made, the largest count that one of its threads reached.
 
+        Raises:
+            RuntimeError: the process failed; stderr says how.
+        """
+        with tempfile.NamedTemporaryFile() as trace:
+            self.finish(self._start(arguments, _strace(CHANGING_CALLS, trace.name)))
+            per_thread = Counter(match.groups() for match in map(_LINE.match, trace.read().splitlines()) if match)
+        counts: dict[str, int] = {}
+        for (_, call), count in per_thread.items():
+            counts[call.decode()] = max(count, counts.get(call.decode(), 0))
+        return dict(sorted(counts.items()))
 
-def was_killed(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for a process of `start_killed`: True when it was killed, False when it ended well before that.
+    def start(self, arguments: Sequence[str], call: str, number: int) -> Victim:
+        """Start a process that is killed on entry to the `number`-th `call` of one of its threads."""
+        return self._start(arguments, [*_strace([call], os.devnull), "-e", f"inject={call}:signal=KILL:when={number}"])
 
-    Raises:
-        CalledProcessError: it failed on its own; `stderr` says how.
-    """
-    _, errors = process.communicate(timeout=_RUN_TIMEOUT_S)
-    if process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return True
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
-    return False
+    def finish(self, victim: Victim) -> bool:
+        """Wait for a process: True when it was killed, False when it ended well before that.
+
+        Raises:
+            RuntimeError: it failed on its own; stderr says how.
+        """
+        exit_code = self._ask(victim.pid)
+        victim.tracer.communicate(timeout=_RUN_TIMEOUT_S)
+        if exit_code not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"process {victim.pid} ended with exit code {exit_code}. Read above why.")
+        return exit_code != 0
+
+    def close(self) -> None:
+        """End the forker. All processes must have been waited for."""
+        self._forker.communicate(timeout=_RUN_TIMEOUT_S)
+
+    def __enter__(self) -> Victims:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _start(self, arguments: Sequence[str], strace: Sequence[str]) -> Victim:
+        pid = self._ask(list(arguments))
+        tracer = subprocess.Popen([*strace, "-p", str(pid)], stderr=subprocess.PIPE, text=True)
+        assert tracer.stderr is not None
+        told = tracer.stderr.readline()
+        os.kill(pid, signal.SIGCONT)
+        if "attached" not in told:
+            raise RuntimeError(f"strace did not attach to process {pid}: {told}{tracer.communicate()[1]}")
+        return Victim(pid, tracer)
+
+    def _ask(self, request: list[str] | int) -> int:
+        assert self._forker.stdin is not None and self._forker.stdout is not None
+        self._forker.stdin.write(json.dumps(request) + "\n")
+        self._forker.stdin.flush()
+        answer = self._forker.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the forker ended with exit code {self._forker.wait(_RUN_TIMEOUT_S)}. Read above why.")
+        return int(answer)
 
 
 def _strace(calls: Sequence[str], output: str) -> list[str]:
     wanted = ",".join(f"?{call}" for call in calls)
     # Not --seccomp-bpf: with it, strace 6.1 delivers no injected signal.
-    return ["strace", "-f", "-qq", "-o", output, "-e", "signal=none", "-e", f"trace={wanted}"]
+    return ["strace", "-f", "-o", output, "-e", "signal=none", "-e", f"trace={wanted}"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -306,5 +305,6 @@ def main(path: str, marks: str, name: str = "every kind of entry") -> None:
             rehearsal.perform(act)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def reopen(path: str) -> None:
+    """Open a store and close it; for a process that is killed in between."""
+    casckpt.open(path).close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,17 +138,22 @@ def test_entry_that_the_index_has_seen_and_that_is_gone_stays_reported_and_its_n
         assert index_counts(store) == before
 
 
+@pytest.fixture(scope="module")
+def victims() -> Iterator[killing.Victims]:
+    with killing.Victims("casckpt.testing.workload:reopen") as found:
+        yield found
+
+
 @pytest.mark.full
 @pytest.mark.skipif(killing.why_not() is not None, reason=str(killing.why_not()))
 @pytest.mark.parametrize("call", ["write", "writev", "pwrite64", "rename", "unlink", "flock"])
-def test_rebuild_killed_half_way_is_not_taken_for_whole(store_path: Path, oracle: Rehearsal, call: str) -> None:
-    code = f"import casckpt; casckpt.open({str(store_path)!r}).close()"
-    argv = [sys.executable, "-B", "-c", code]
+def test_rebuild_killed_half_way_is_not_taken_for_whole(
+    store_path: Path, oracle: Rehearsal, victims: killing.Victims, call: str
+) -> None:
     number = 1
     while True:
         shutil.rmtree(store_path / "index", ignore_errors=True)
-        process = killing.start_killed(argv, call, number)
-        was_killed = killing.was_killed(process)
+        was_killed = victims.finish(victims.start([str(store_path)], call, number))
         with casckpt.open(str(store_path)) as store:
             check_snapshots(store, oracle.acknowledged, oracle.possible)
         if not was_killed:

@@ -57,7 +57,7 @@ def _operation_count(path: Path, history: str) -> int:
 
 def _check(path: str, oracle: Rehearsal, number: int) -> None:
     """Every fifth store is checked with all that takes long (rebuilt index, read-only, all data verified)."""
-    (check_store if number % THOROUGH_STRIDE == 1 else check_promises)(path, oracle)
+    (check_store if number % THOROUGH_STRIDE == 0 else check_promises)(path, oracle)
 
 
 def _run(path: str, fs: CountingFileSystem, expected: type[BaseException], number: int, history: str) -> None:
@@ -99,11 +99,11 @@ def test_every_failing_operation_costs_nothing_that_was_acknowledged(tmp_path: P
 
 
 def _sweep(tmp_path: Path, mode: str, history: str, stride: int) -> None:
-    for n in range(1, _operation_count(tmp_path / "counted", history) + 1, stride):
+    for number, n in enumerate(range(1, _operation_count(tmp_path / "counted", history) + 1, stride)):
         fs = MODES[mode](n)
         wanted = OutOfSpaceError if mode.startswith("ENOSPC") else StorageError
         try:
-            _run(str(tmp_path / str(n)), fs, wanted, n, history)
+            _run(str(tmp_path / str(n)), fs, wanted, number, history)
             check_usable(str(tmp_path / str(n)), HISTORIES[history][0].run)
         except Exception as error:
             raise AssertionError(f"{mode} at operation {n} ({fs.struck}): {error!r}") from error
@@ -123,10 +123,10 @@ def _interrupted(path: str, fs: CountingFileSystem, number: int, history: str) -
 
 def _sweep_interrupts(tmp_path: Path, history: str, stride: int) -> None:
     count = _operation_count(tmp_path / "counted", history)
-    for n in range(1, count + 1, stride):
+    for number, n in enumerate(range(1, count + 1, stride)):
         fs = InterruptingFileSystem(LocalFileSystem(), at=n)
         try:
-            _interrupted(str(tmp_path / str(n)), fs, n, history)
+            _interrupted(str(tmp_path / str(n)), fs, number, history)
         except BaseException as error:
             raise AssertionError(f"SIGINT at operation {n} ({fs.struck}): {error!r}") from error
         assert fs.was_hit

@@ -1,13 +1,11 @@
 """(b, S06) SIGKILL to a real process at its n-th changing system call, LMDB's included.
 
 The child runs the shared history without torch and appends a mark before and after each act. A failure prints the
-call and its number: `inject=<call>:signal=KILL:when=<number>`.
+call and its number.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +24,9 @@ AT_A_TIME = 2  # children run while the parent checks what others left
 pytestmark = pytest.mark.skipif(killing.why_not() is not None, reason=str(killing.why_not()))
 
 
-def _argv(folder: Path, history: str) -> list[str]:
+def _arguments(folder: Path, history: str) -> list[str]:
     folder.mkdir()
-    workload = [sys.executable, "-B", "-m", "casckpt.testing.workload"]  # the calls of each run are the same
-    return [*workload, str(folder / "store"), str(folder / "marks"), history]
+    return [str(folder / "store"), str(folder / "marks"), history]
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,17 @@ class Points:
     calls: list[tuple[str, int]]
 
 
+@pytest.fixture(scope="module")
+def victims() -> Iterator[killing.Victims]:
+    with killing.Victims("casckpt.testing.workload:main") as found:
+        yield found
+
+
 @pytest.fixture(scope="module", params=HISTORIES)
-def points(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Points:
-    counts = killing.count_calls(_argv(tmp_path_factory.mktemp("counted") / "run", request.param))
+def points(
+    request: pytest.FixtureRequest, victims: killing.Victims, tmp_path_factory: pytest.TempPathFactory
+) -> Points:
+    counts = victims.count_calls(*_arguments(tmp_path_factory.mktemp("counted") / "run", request.param))
     wanted = {"fdatasync", "linkat" if "linkat" in counts else "link", "flock", "writev"}  # the last is LMDB's
     assert wanted <= counts.keys(), counts
     found = [(call, number) for call, count in counts.items() for number in range(1, count + 1)]
@@ -60,15 +65,15 @@ def _check(folder: Path, history: str) -> None:
     check_usable(str(folder / "store"), HISTORIES[history][0].run)
 
 
-def _kill_all(history: str, points: list[tuple[str, int]], tmp_path: Path) -> int:
+def _kill_all(victims: killing.Victims, history: str, points: list[tuple[str, int]], tmp_path: Path) -> int:
     """Kill a child at each point and check what it left; returns how many were really killed."""
-    running: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
+    running: list[tuple[str, Path, killing.Victim]] = []
     killed_count = 0
 
     def finish() -> Iterator[bool]:
-        label, folder, process = running.pop(0)
+        label, folder, victim = running.pop(0)
         try:
-            yield killing.was_killed(process)
+            yield victims.finish(victim)
             _check(folder, history)
         except Exception as error:
             raise AssertionError(f"killed at {label}: {error!r}") from error
@@ -76,27 +81,29 @@ def _kill_all(history: str, points: list[tuple[str, int]], tmp_path: Path) -> in
     try:
         for call, number in points:
             folder = tmp_path / f"{call}-{number}"
-            running.append((f"{call} {number}", folder, killing.start_killed(_argv(folder, history), call, number)))
+            running.append((f"{call} {number}", folder, victims.start(_arguments(folder, history), call, number)))
             if len(running) >= AT_A_TIME:
                 killed_count += sum(finish())
         while running:
             killed_count += sum(finish())
     finally:
-        for _, _, process in running:
-            process.kill()
-            process.communicate()
+        for _, _, victim in running:
+            victims.finish(victim)
     return killed_count
 
 
 @pytest.mark.few(1)
-def test_some_kills_leave_acknowledged_snapshots_whole(points: Points, tmp_path: Path) -> None:
-    assert _kill_all(points.history, points.calls[:: QUICK_STRIDES[points.history]], tmp_path) > 0
+def test_some_kills_leave_acknowledged_snapshots_whole(
+    points: Points, victims: killing.Victims, tmp_path: Path
+) -> None:
+    assert _kill_all(victims, points.history, points.calls[:: QUICK_STRIDES[points.history]], tmp_path) > 0
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_kill_leaves_acknowledged_snapshots_whole(points: Points, tmp_path: Path, part: int) -> None:
+def test_every_kill_leaves_acknowledged_snapshots_whole(
+    points: Points, victims: killing.Victims, tmp_path: Path, part: int
+) -> None:
     mine = points.calls[part :: PARTS * FULL_STRIDES[points.history]]
-    assert _kill_all(points.history, mine, tmp_path) >= 0.9 * len(
-        mine
-    )  # threads take turns: the last few numbers may not be reached
+    killed_count = _kill_all(victims, points.history, mine, tmp_path)
+    assert killed_count >= 0.9 * len(mine)  # threads take turns: the last few numbers may not be reached

@@ -1,12 +1,8 @@
-"""Small stores to seal: epochs of four entries, steps small enough to lie inline.
-
-python -m tests.gc.sealing STORE      collects: seals one epoch, and drops what it leaves behind
-"""
+"""Small stores to seal: epochs of four entries, steps small enough to lie inline."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +68,7 @@ def check_after(path: Path) -> None:
     assert files(path, "trash", "leases") == []
 
 
-if __name__ == "__main__":
-    with short_epochs(), casckpt.open(sys.argv[1]) as opened:
+def main(path: str) -> None:
+    """Collect: seals one epoch, and drops what it leaves behind."""
+    with short_epochs(), casckpt.open(path) as opened:
         collect(opened, RETENTION, compaction=Compaction(epoch_count_max=1))

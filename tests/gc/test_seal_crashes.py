@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,24 +114,19 @@ def test_what_a_killed_sealing_published_is_durable_before_another_relies_on_it(
 # --- SIGKILL ---
 
 
-def argv(path: Path) -> list[str]:
-    return [sys.executable, "-m", "tests.gc.sealing", str(path)]
-
-
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.skipif(killing.why_not() is not None, reason=str(killing.why_not()))
 def test_every_kill_in_a_sealing_loses_nothing(start: Path, tmp_path: Path, part: int) -> None:
     """A real process, at its n-th changing system call."""
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    counts = killing.count_calls(argv(copy(start, tmp_path / "counted")))
-    points = [(call, number) for call, count in counts.items() for number in range(1, count + 1)][part::PARTS]
-    assert {"unlink", "fdatasync", "link"} <= counts.keys()
-    killed = 0
-    for call, number in points:
-        path = copy(start, tmp_path / f"{call}-{number}")
-        process = killing.start_killed(argv(path), call, number)
-        killed += killing.was_killed(process)
-        check(path, f"{call} {number}")
+    with killing.Victims("tests.gc.sealing:main") as victims:
+        counts = victims.count_calls(str(copy(start, tmp_path / "counted")))
+        points = [(call, number) for call, count in counts.items() for number in range(1, count + 1)][part::PARTS]
+        assert {"unlink", "fdatasync", "link"} <= counts.keys()
+        killed = 0
+        for call, number in points:
+            path = copy(start, tmp_path / f"{call}-{number}")
+            killed += victims.finish(victims.start([str(path)], call, number))
+            check(path, f"{call} {number}")
     assert killed >= 0.9 * len(points)  # threads take turns: the last few numbers may not be reached
