@@ -12,6 +12,16 @@ from __future__ import annotations
 from typing import Any
 
 
+def cut(text: str, length_max: int) -> str:
+    """Text for people that is too long for its place: its beginning, up to the end of a word, and "…"."""
+    if len(text) <= length_max:
+        return text
+    head = text[: length_max - 1]
+    if not text[len(head)].isspace():
+        head = head.rpartition(" ")[0] or head  # one word alone is cut anywhere
+    return f"{head.rstrip()}…"
+
+
 def _rebuild(cls: type[CasckptError], message: str, facts: dict[str, Any]) -> CasckptError:
     return cls(message, **facts)
 

@@ -21,7 +21,7 @@ import click
 
 from casckpt.cli import _exits
 from casckpt.cli._text import shown
-from casckpt.errors import BusyError, ReadOnlyError, StorageError, UnsupportedFormatError
+from casckpt.errors import BusyError, NotFoundError, ReadOnlyError, StorageError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -73,12 +73,29 @@ def looking(path: str, *, may_note_damage: bool = False) -> Iterator[tuple[Store
 
 
 def _opened(path: str, may_note_damage: bool) -> Store:
-    from casckpt.store.opening import open_store
-
     if may_note_damage and os.access(path, os.W_OK):
         with contextlib.suppress(ReadOnlyError, BusyError, StorageError, UnsupportedFormatError):
-            return open_store(path)
-    return open_store(path, read_only=True)
+            return open_named(path)
+    return open_named(path, read_only=True)
+
+
+def open_named(path: str, **options: Any) -> Store:
+    """The store that a person named. What a program would do where there is none is no advice to a person.
+
+    Raises:
+        As `casckpt.open`.
+    """
+    from casckpt.store.opening import open_store
+
+    try:
+        return open_store(path, **options)
+    except NotFoundError as error:
+        if "path" not in error.facts:
+            raise
+        raise NotFoundError(
+            f"{os.path.abspath(path)}: no store here. Check the path: a store is a folder with a casckpt.json in it.",
+            **error.facts,
+        ) from error
 
 
 def chosen_run(inspection: Inspection, run: str | None) -> str:

@@ -57,7 +57,7 @@ def examine(root: str | None) -> Iterator[Finding]:
     if document is None:
         is_there = os.path.isdir(root)
         text = f"{root}: {'a folder without a store' if is_there else 'no such folder'}"
-        yield Finding("store", PROBLEM, text, "Check the path, or make a store with casckpt.open(path, create=True).")
+        yield Finding("store", PROBLEM, text, "Check the path: a store is a folder with a casckpt.json in it.")
         return
     yield from _checks.document(document)
     yield from _checks.folder(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from casckpt.cli import _exits
-from casckpt.cli._screen import finish, json_option, print_json, run_option, say, store_argument
+from casckpt.cli._screen import finish, json_option, open_named, print_json, run_option, say, store_argument
 
 
 @click.command()
@@ -38,12 +38,11 @@ def plan(
     from casckpt.recovery.decision import FailureInfo, Policy
     from casckpt.recovery.plan import make_plan
     from casckpt.store.inspection import Inspection
-    from casckpt.store.opening import open_store
 
     if run is None:
-        with open_store(path, read_only=True) as store:
-            run = Inspection(store).last_run() or "main"
-    with open_store(path, read_only=True, run=run) as store:
+        with open_named(path, read_only=True) as store:
+            run = Inspection(store).last_run()
+    with open_named(path, read_only=True, run=run or "main") as store:
         found = make_plan(
             store,
             failure=FailureInfo(failure, failed_step),

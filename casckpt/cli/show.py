@@ -25,7 +25,7 @@ from casckpt.cli._screen import (
     table,
 )
 from casckpt.cli._text import moment, number, plural, ratio, size
-from casckpt.errors import CasckptError
+from casckpt.errors import CasckptError, cut
 
 if TYPE_CHECKING:
     from casckpt.format.entry import Envelope
@@ -89,7 +89,7 @@ def _leaves(inspection: Inspection, snapshot: Snapshot, name: str) -> tuple[list
         row = {**leaf.to_dict(), "value": None}
         if leaf.scalar is not None and values is not None:
             value = values[leaf.scalar]
-            row["dtype"], row["value"] = type(value).__name__, _short(repr(value))
+            row["dtype"], row["value"] = type(value).__name__, cut(repr(value), VALUE_WIDTH)
         rows.append({key: row[key] for key in ("path", "kind", "dtype", "shape", "size_bytes", "leaf", "value")})
     return rows, reason
 
@@ -191,13 +191,9 @@ def _print_leaves(name: str, rows: list[dict[str, Any]], error: str) -> None:
             found,
             row["path"],
             row["kind"],
-            _short(row["dtype"]),
+            cut(row["dtype"], VALUE_WIDTH),
             shape,
             "" if is_scalar else str(row["size_bytes"]),
             row["value"] or "",
         )
     print_table(found)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"

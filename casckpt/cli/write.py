@@ -16,6 +16,7 @@ from casckpt.cli._screen import (
     chosen_run,
     json_option,
     looking,
+    open_named,
     print_json,
     ref_argument,
     run_option,
@@ -37,8 +38,6 @@ write_run_option = click.option("--run", metavar="R", help="Name of the run. [de
 @contextlib.contextmanager
 def _writing(path: str, run: str | None) -> Iterator[Store]:
     """A store opened for writing in a run that is there."""
-    from casckpt.store.opening import open_store
-
     if run is None:
         with looking(path) as (_, inspection):
             names = [each.name for each in inspection.runs()]
@@ -48,7 +47,7 @@ def _writing(path: str, run: str | None) -> Iterator[Store]:
     else:
         with looking(path) as (_, inspection):
             inspection.check_run(run)
-    with open_store(path, run=run) as store:
+    with open_named(path, run=run) as store:
         yield store
 
 

@@ -12,7 +12,6 @@ one machine: they read no clock and no stream that `state()` does not contain.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from casckpt import RngState
 from casckpt.demo._environments import ACTION_COUNT, OBSERVATION_SIZE, Environments, Normalizer
+from casckpt.demo._network import network, seed_global_streams
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Ppo:
     def __init__(self, config: PpoConfig) -> None:
         seed_global_streams(config.seed)
         self.config = config
-        self.policy = network(config.hidden_size, ACTION_COUNT, output_gain=0.01)
-        self.value = network(config.hidden_size, 1, output_gain=1.0)
+        self.policy = network(OBSERVATION_SIZE, config.hidden_size, ACTION_COUNT, output_gain=0.01)
+        self.value = network(OBSERVATION_SIZE, config.hidden_size, 1, output_gain=1.0)
         self._parameters = [*self.policy.parameters(), *self.value.parameters()]
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=1e-5)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda done: 1.0 - done / config.updates)
@@ -178,25 +178,6 @@ def estimate_advantages(rollout: dict[str, Tensor], gamma: float, gae_lambda: fl
         advantage[t] = carried
         following_value = value[t]
     return advantage, advantage + value
-
-
-def seed_global_streams(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def network(hidden_size: int, output_size: int, *, output_gain: float) -> nn.Sequential:
-    """Two hidden layers over an observation, orthogonal at first."""
-    sizes = [(OBSERVATION_SIZE, hidden_size, 2**0.5), (hidden_size, hidden_size, 2**0.5)]
-    layers: list[nn.Module] = []
-    for inputs, outputs, gain in [*sizes, (hidden_size, output_size, output_gain)]:
-        linear = nn.Linear(inputs, outputs)
-        nn.init.orthogonal_(linear.weight, gain)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
 
 
 def _empty_rollout(steps: int, environments: int) -> dict[str, Tensor]:

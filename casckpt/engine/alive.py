@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from casckpt.engine.beats import FENCED, BeatFile, supervised_beats
-from casckpt.engine.saves import Counts
+from casckpt.engine.saves import Saves
 from casckpt.errors import StorageError
 from casckpt.store.generations import own_generation
 from casckpt.store.store import Store
@@ -21,8 +21,8 @@ log = logging.getLogger("casckpt.engine")
 class Alive:
     """What one engine says. Reads and writes of its store count as signs of life too, while it is open."""
 
-    def __init__(self, store: Store, counts: Counts) -> None:
-        self._store, self._counts = store, counts
+    def __init__(self, store: Store, saves: Saves) -> None:
+        self._store, self._saves = store, saves
         self._file: BeatFile | None = None
         self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
         self._is_told = self._is_fenced = False
@@ -43,10 +43,17 @@ class Alive:
         """
         self._step = self._step if step is None else step
         phase = FENCED if self._is_fenced else phase
-        if self._file is not None:
-            beat, generation, failed = self._file.beat, own_generation(self._store), self._counts.failed
+        file, saves = self._file, self._saves
+        if file is not None:
             self._try(
-                lambda: beat(self._step, generation=generation, phase=phase, failed_saves=failed, quiet_s=quiet_s)
+                lambda: file.beat(
+                    self._step,
+                    generation=own_generation(self._store),
+                    phase=phase,
+                    failed_saves=saves.counts.failed,
+                    postponed_saves=saves.budget.postponed_count,
+                    quiet_s=quiet_s,
+                )
             )
 
     def _say_fenced(self, is_fenced: bool) -> None:

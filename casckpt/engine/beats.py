@@ -23,7 +23,7 @@ from operator import index
 import msgspec
 
 from casckpt.digest import check16
-from casckpt.errors import StorageError
+from casckpt.errors import StorageError, cut
 from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
 from casckpt.storage.fs import read_file
 from casckpt.storage.process import System, owner_of
@@ -45,7 +45,7 @@ class Beat(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: for people: "training", "saving"; FENCED when it may not commit any more.
-        failed_saves: how many of its saves failed.
+        failed_saves, postponed_saves: how many of its saves failed, or had to wait for the budget.
         quiet_s: how long nothing may be heard of it from now on, for a phase that is known to be long.
     """
 
@@ -56,14 +56,23 @@ class Beat(msgspec.Struct, frozen=True):
     phase: str = ""
     failed_saves: int = 0
     quiet_s: float = 0.0
+    postponed_saves: int = 0
 
 
 def said(
-    name: str, counter: int, step: int, generation: int, phase: str, *, failed_saves: int = 0, quiet_s: float = 0.0
+    name: str,
+    counter: int,
+    step: int,
+    generation: int,
+    phase: str,
+    *,
+    failed_saves: int = 0,
+    postponed_saves: int = 0,
+    quiet_s: float = 0.0,
 ) -> Beat:
     """A beat that can be written, whatever kind of numbers and text the training has; a phase is cut and printable."""
-    plain = "".join(each if each.isprintable() else "?" for each in phase[:_PHASE_LENGTH_MAX])
-    return Beat(name, counter, index(generation), index(step), plain, failed_saves, float(quiet_s))
+    plain = "".join(each if each.isprintable() else "?" for each in cut(phase, _PHASE_LENGTH_MAX))
+    return Beat(name, counter, index(generation), index(step), plain, failed_saves, float(quiet_s), postponed_saves)
 
 
 @dataclass(frozen=True)
@@ -128,14 +137,22 @@ class BeatFile:
         self._write()
 
     def beat(
-        self, step: int = -1, *, generation: int = 0, phase: str = "", failed_saves: int = 0, quiet_s: float = 0.0
+        self,
+        step: int = -1,
+        *,
+        generation: int = 0,
+        phase: str = "",
+        failed_saves: int = 0,
+        postponed_saves: int = 0,
+        quiet_s: float = 0.0,
     ) -> None:
         """Say that this process is alive, and how far it is; see `Beat`. Cheap: call it in every turn of the loop.
 
         Raises:
             StorageError: the beat could not be written.
         """
-        self._say(said(self._last.name, 0, step, generation, phase, failed_saves=failed_saves, quiet_s=quiet_s))
+        counts = {"failed_saves": failed_saves, "postponed_saves": postponed_saves}
+        self._say(said(self._last.name, 0, step, generation, phase, **counts, quiet_s=quiet_s))
 
     def pulse(self) -> None:
         """Say that it is alive, and what it said last: something long goes on.
@@ -153,7 +170,8 @@ class BeatFile:
         with self._lock:
             said = said or self._last
             is_first = self._last.step < 0 <= said.step  # from here on it is missed: that must be known at once
-            known = msgspec.structs.replace(self._last, counter=said.counter, step=said.step)
+            passing = {"counter": said.counter, "step": said.step, "postponed_saves": said.postponed_saves}
+            known = msgspec.structs.replace(self._last, **passing)
             if is_first or said != known or now_s - self._write_s >= self._period_s:
                 self._write_s = now_s
                 self._last = msgspec.structs.replace(said, counter=self._last.counter + 1)

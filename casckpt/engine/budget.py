@@ -79,6 +79,11 @@ class SaveBudget:
             others_s = sum(self.of(layer).cost_s for layer in layers if layer != rarest)
             self.of(rarest).cost_s = max(0.0, cost_s - others_s)
 
+    @property
+    def postponed_count(self) -> int:
+        """How many saves had to wait, of all layers."""
+        return sum(known.postponed_count for known in self.layers.values())
+
     def interval_s(self, layer: Layer) -> float:
         """The shortest interval that the budget leaves a layer."""
         return 0.0 if self.share is None else self.of(layer).cost_s / self.share

@@ -116,7 +116,7 @@ class CheckpointEngine:
         self._maintenance = maintenance or self._own_maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
         self._points = SafePoints()
-        self._alive = Alive(store, self._saves.counts)
+        self._alive = Alive(store, self._saves)
         self._request = ""
         self._untaken = set(self.config.components)  # strategies that wait for a component of their name
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
@@ -572,12 +572,18 @@ class CheckpointEngine:
             self._maintenance.after_commit(self.store)
 
     def _tell_interval(self, layer: Layer) -> None:
+        """A busy training has this at every save: told when it begins, and when the count has doubled."""
+        known = self._budget.of(layer)
+        if known.postponed_count & (known.postponed_count - 1):
+            return
         log.warning(
-            "save of %s postponed: it takes %.3g s, and a budget of %g of the time allows one in %.3g s",
+            "save of %s postponed: it takes %.3g s, and a budget of %g of the time allows one in %.3g s; %d so far "
+            "(`report()` and the supervisor's metrics count on)",
             self._names(layer),
-            self._budget.of(layer).cost_s,
+            known.cost_s,
             self.config.save_budget,
             self._budget.interval_s(layer),
+            known.postponed_count,
         )
 
     def _names(self, layer: Layer) -> str:

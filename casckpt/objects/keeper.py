@@ -25,6 +25,7 @@ from casckpt.errors import (
     NotFoundError,
     StorageError,
     StoreWarning,
+    cut,
 )
 from casckpt.format.entry import Entry
 from casckpt.format.pack import PackRow
@@ -58,6 +59,7 @@ from casckpt.objects.reader import ObjectReader
 from casckpt.objects.timeline import Timeline
 from casckpt.storage.fs import is_about_file, is_of_medium
 
+_MARK_LENGTH_MAX = 200  # characters of why an object is damaged: a row of the index is small
 _ENTRIES_PER_TRANSACTION = 2000  # bounds the dirty pages of a rebuild
 _NOTHING = Applied(-1, NO_DIGEST, [])
 
@@ -262,7 +264,9 @@ class IndexKeeper:
             for object_id in old:
                 if object_id not in found:
                     txn.delete("damage", object_id)
-            txn.put_many("damage", [(object_id, reason[:200].encode()) for object_id, reason in found.items()])
+            txn.put_many(
+                "damage", [(object_id, cut(reason, _MARK_LENGTH_MAX).encode()) for object_id, reason in found.items()]
+            )
 
     def mark_bad(self, found: Mapping[int, str]) -> None:
         """Remember entries that cannot be read any more; a hint, so failing to write it is no error.

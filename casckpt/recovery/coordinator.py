@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from casckpt.engine.beats import tell_when_fenced
@@ -35,11 +35,12 @@ from casckpt.errors import (
 from casckpt.format.snapshot import DROPPABLE, NECESSITIES
 from casckpt.objects.spool import Spool
 from casckpt.recovery.checks import Check, Reference, find_nonfinite, find_schedule_gaps, run_checks
-from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, decide, survey
+from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, decide, few, survey
 from casckpt.recovery.loading import config_drift, load_into
 from casckpt.recovery.marker import RESTORING, Marker
 from casckpt.recovery.migrations import Migrate, Migrations, registered
 from casckpt.recovery.plan import compare_targets
+from casckpt.recovery.steps import Structures
 from casckpt.state.differences import mismatch
 from casckpt.state.rng import RngState
 from casckpt.state.rng_guard import RngGuard
@@ -137,7 +138,19 @@ class RecoveryCoordinator:
     def decide(self, failure: FailureInfo | None = None, *, allow_fresh: bool = False) -> Action:
         """What a recovery would do, and why. Changes nothing."""
         situation = survey(self._store, self._policy)
+        situation = replace(situation, passed_over=(*self._lost_by_marker(), *situation.passed_over))
         return decide(situation, failure or FailureInfo(), self._policy, allow_fresh=allow_fresh)
+
+    def _lost_by_marker(self) -> list[str]:
+        """A generation that the marker tells of and the timeline does not: its newest entries went without a gap."""
+        last = None if self._marker is None else self._marker.read()
+        newest = self._store._catalog.generation(self._store.run).number
+        if last is None or last.generation <= newest:
+            return []
+        return [
+            f"newer steps may be lost: the marker tells of generation {last.generation} of run {self._store.run!r}, "
+            f"the timeline of {newest}. Before training goes on, look whether this is the newest copy of the store"
+        ]
 
     def recover(
         self,
@@ -178,8 +191,7 @@ class RecoveryCoordinator:
         action = self.decide(failure, allow_fresh=allow_fresh)
         if action.kind == STOP:
             raise NotFoundError(
-                f"run {self._store.run!r} is not recovered: {'; '.join(action.reasons)}. Look with `casckpt log` and "
-                "`casckpt verify`; to start from the beginning all the same, pass allow_fresh=True.",
+                f"run {self._store.run!r} is not recovered: {few(action.reasons)}. {action.advice}",
                 reasons=action.reasons,
             )
         live = _Live(self._store, targets, load)
@@ -235,6 +247,7 @@ class RecoveryCoordinator:
         self, live: _Live, snapshots: Sequence[Snapshot], reasons: list[str]
     ) -> tuple[RestoreReport, Snapshot]:
         """Try one after the other; what was wrong with those before is added to `reasons`."""
+        known = len(reasons)
         for snapshot in snapshots:
             try:
                 restored = self._attempt(live, snapshot, snapshots, reasons)
@@ -247,7 +260,7 @@ class RecoveryCoordinator:
                 return restored, snapshot
         raise IncompleteError(
             f"run {self._store.run!r} is not recovered, none of {len(snapshots)} snapshots passed: "
-            f"{'; '.join(reasons)}. Run `casckpt verify`.",
+            f"{few(reasons[known:])}. Look with `casckpt verify {self._store.path} --read-data`.",
             reasons=tuple(reasons),
         )
 
@@ -257,7 +270,9 @@ class RecoveryCoordinator:
             chain = self._chain(snapshot)
             known = self._config is not None
             drift = config_drift(self._store, self._config, snapshot, fatal=self._fatal) if known else []
-            differences = [] if chain else compare_targets(self._store, live.targets, snapshot, leave=live.left)
+            differences = (
+                [] if chain else compare_targets(Structures(self._store, snapshot), live.targets, leave=live.left)
+            )
         except (CorruptionError, IncompleteError):  # restoring it will say so, and then the next one is tried
             return []
         if differences:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from casckpt.errors import IncompleteError, InvalidInputError
+from casckpt.errors import InvalidInputError
 from casckpt.format.snapshot import DROPPABLE
 from casckpt.ids import SnapshotId, short
 from casckpt.store.store import Store
@@ -30,6 +30,7 @@ EMPTY, AMBIGUOUS, DAMAGED, USABLE = ANSWERS = "empty", "ambiguous", "damaged", "
 FAILURES = ("exception", "nan", "oom-kill", "eviction", "lost-head", "hang", "unknown")
 FRESH, NEWEST, BEST, STOP = CHOICES = "fresh", "newest", "best", "stop"
 CANDIDATES_MAX = 16  # how many snapshots a recovery tries at most before a person should look
+_TOLD = 5  # reasons in one message; who asks has all of them
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,9 @@ class Situation(Value):
     Attributes:
         answer: EMPTY, AMBIGUOUS, DAMAGED or USABLE, with `reason`.
         candidates: whole consistent snapshots of the current branch, newest first.
-        passed_over: why newer or other ones are not among them.
+        passed_over: why newer or other ones are not among them; first of all, what of the timeline is lost.
         diverged: snapshot id → why it counts as diverged.
+        advice: what a person should do first where there is no candidate, and what last.
     """
 
     answer: str
@@ -142,6 +144,7 @@ class Situation(Value):
     candidates: tuple[Snapshot, ...] = ()
     passed_over: tuple[str, ...] = ()
     diverged: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -150,22 +153,28 @@ class Situation(Value):
             "candidates": [snapshot.to_dict() for snapshot in self.candidates],
             "passed_over": list(self.passed_over),
             "diverged": dict(self.diverged),
+            "advice": self.advice,
         }
 
 
 @dataclass(frozen=True)
 class Action(Value):
-    """What to do: FRESH, STOP, or "resume" from the first of `snapshots` that stands its checks. `reasons` explain."""
+    """What to do: FRESH, STOP, or "resume" from the first of `snapshots` that stands its checks.
+
+    `reasons` explain it; with STOP, `advice` is for the person who must decide.
+    """
 
     kind: str
     snapshots: tuple[Snapshot, ...]
     reasons: tuple[str, ...]
+    advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "snapshots": [snapshot.to_dict() for snapshot in self.snapshots],
             "reasons": list(self.reasons),
+            "advice": self.advice,
         }
 
 
@@ -190,25 +199,45 @@ def survey(store: Store, policy: Policy) -> Situation:
             passed.append(f"step {row.step} ({short(snapshot_id)}) {flaw}")
         else:
             found.append(store._catalog.info(snapshot_id))
+    passed = store._chooser.lost_after(found[0].seq if found else 0) + passed
     if not found:
         floor = f" from step {policy.floor_step} on" if policy.floor_step else ""
-        reason = (
-            f"run {store.run!r} has no whole consistent snapshot{floor}: {'; '.join(passed[:5]) or 'nothing at all'}"
-        )
-        return Situation(DAMAGED, reason, (), tuple(passed))
+        reason = f"run {store.run!r} has no whole consistent snapshot{floor}"
+        advice = advice_on(store, DAMAGED) if passed else "Lower floor_step: `casckpt log` lists the steps."
+        return Situation(DAMAGED, reason, (), tuple(passed), advice=advice)
     return Situation(USABLE, f"newest is {found[0]}", tuple(found), tuple(passed), _diverged(found, policy))
 
 
 def _survey_nothing(store: Store) -> Situation:
-    try:
-        store._chooser.is_fresh()
-    except IncompleteError as error:
-        return Situation(DAMAGED, error.message)
     others = [run for run in store.runs() if run != store.run]
+    doubts = store._chooser.doubts()
+    if doubts:
+        nothing = f"run {store.run!r} has no snapshot" if others else "no run has a snapshot"
+        reason = f"{nothing} that can be read, and this store is damaged or incomplete"
+        return Situation(DAMAGED, reason, (), tuple(doubts), advice=advice_on(store, DAMAGED))
     if others:
         names = ", ".join(map(repr, others[:5])) + (" …" if len(others) > 5 else "")
-        return Situation(AMBIGUOUS, f"run {store.run!r} has no snapshot, but this store holds {names}")
+        reason = f"run {store.run!r} has no snapshot, but this store holds {names}"
+        return Situation(AMBIGUOUS, reason, advice=advice_on(store, AMBIGUOUS))
     return Situation(EMPTY, "nothing was ever committed to this store")
+
+
+def advice_on(store: Store, answer: str) -> str:
+    """What to do where there is nothing to go on from: what gives the steps back first, what gives them up last."""
+    last = "Only to give up what is there, let the training call `recover(…, allow_fresh=True)`: it begins anew"
+    if answer == AMBIGUOUS:
+        return f"Look with `casckpt runs {store.path}`, and correct the name of the run. {last}."
+    return (
+        f"Nothing was changed. First, `casckpt verify {store.path} --read-data` names what "
+        "is damaged or missing. Then copy those files back from another copy of this store, or run `casckpt repair "
+        f"{store.path} --from COPY --execute`, and start the training again. {last}."
+    )
+
+
+def few(reasons: Sequence[str]) -> str:
+    """Reasons in one line; of many, the first ones and how many more there are."""
+    more = [f"and {len(reasons) - _TOLD} more reasons"] if len(reasons) > _TOLD else []
+    return "; ".join([*reasons[:_TOLD], *more])
 
 
 def _flaw(store: Store, check: WholenessCheck, snapshot_id: SnapshotId, policy: Policy) -> str:
@@ -272,15 +301,18 @@ def decide(
     why = "no rule of the table fits" if rule is None else rule.why
     reasons = [f"{situation.reason}; {why}", *situation.passed_over]
     choose = STOP if rule is None else rule.choose
+    advice = situation.advice or "The rules of the policy decided so: look with `casckpt log`, then change them."
     if choose == STOP and allow_fresh and newest is None:
         return Action(FRESH, (), (*reasons, "a fresh start was allowed"))
     if choose in (NEWEST, BEST) and newest is None:
-        return Action(STOP, (), (*reasons, "there is no snapshot to choose"))
+        return Action(STOP, (), (*reasons, "there is no snapshot to choose"), advice)
     if choose == FRESH and situation.answer != EMPTY and not allow_fresh:
-        return Action(STOP, (), (*reasons, "a fresh start on a store that is not empty needs allow_fresh=True"))
+        return Action(STOP, (), (*reasons, "a fresh start on a store that is not empty must be allowed"), advice)
     if choose in (STOP, FRESH):
-        return Action(choose, (), tuple(reasons))
+        return Action(choose, (), tuple(reasons), advice if choose == STOP else "")
     ordered = list(situation.candidates)
+    if failure.step is not None and newest is not None and failure.step > newest.step:
+        reasons.append(f"the training had come to step {failure.step}, {failure.step - newest.step} beyond the newest")
     reasons += [f"step {each.step}: {situation.diverged[each.id]}" for each in ordered if each.id in situation.diverged]
     if choose == BEST:
         ordered = [each for each in ordered if each.id not in situation.diverged] or ordered

@@ -60,7 +60,12 @@ def main() -> None:
 
 def _end(pid: int, deadline_s: float) -> None:
     with contextlib.suppress(OSError):  # nobody may be listening any more
-        print(f"casckpt: the supervisor of process {pid} is gone: it gets SIGTERM", file=sys.stderr, flush=True)
+        print(
+            f"casckpt: the supervisor of process {pid} is gone: it gets SIGTERM. Start the same command again: it goes "
+            "on from the newest snapshot",
+            file=sys.stderr,
+            flush=True,
+        )
     end_s = time.monotonic() + deadline_s
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself, too
         os.kill(pid, signal.SIGTERM)

@@ -82,6 +82,7 @@ class HealthServer:
             "casckpt_step": status.step,
             "casckpt_probe_failures": status.probe_failures,
             "casckpt_save_failures_total": status.failed_saves,
+            "casckpt_saves_postponed_total": status.postponed_saves,
         }
         if self._store_path is not None:
             values.update(_store_values(self._store_path, self._run))

@@ -7,7 +7,6 @@ of cursors are read. It prints as one screen.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,21 @@ from typing import Any
 
 from casckpt.errors import CasckptError, MismatchError
 from casckpt.format.snapshot import DROPPABLE
-from casckpt.ids import SnapshotId
-from casckpt.recovery.decision import FRESH, STOP, Action, FailureInfo, Policy, Situation, decide, survey
+from casckpt.recovery.decision import (
+    DAMAGED,
+    FRESH,
+    STOP,
+    Action,
+    FailureInfo,
+    Policy,
+    Situation,
+    advice_on,
+    decide,
+    survey,
+)
 from casckpt.recovery.loading import config_drift
 from casckpt.recovery.migrations import Migrations, registered
-from casckpt.recovery.steps import FRESH_STEPS, PlanStep, steps_of
+from casckpt.recovery.steps import FRESH_STEPS, PlanStep, Structures, steps_of
 from casckpt.state.differences import Difference
 from casckpt.store.draft import WORLD_SIZE
 from casckpt.store.ring_target import make_target
@@ -81,8 +90,9 @@ class RecoveryPlan(Value):
         head = what.get(self.action.kind, f"resume from {self.snapshot}")
         lines = [f"plan: {head}", *_some("why", self.action.reasons)]
         lines += [f"  {number:>2}. {step}" for number, step in enumerate(self.steps, 1)]
-        lines += _some("in the way", self.obstacles)
+        lines += _some("in the way", [each for each in self.obstacles if each not in self.action.reasons])
         lines += _some("differs", [f"{path}: stored {stored}, live {live}" for path, stored, live in self.differences])
+        lines += [f"  do: {self.action.advice}"] if self.action.advice else []
         return "\n".join(lines + _some("note", self.notes))
 
 
@@ -123,47 +133,45 @@ def make_plan(
     chosen = policy or Policy()
     situation = survey(store, chosen)
     action = decide(situation, failure or FailureInfo(), chosen, allow_fresh=allow_fresh)
-    left: set[str] = set()  # droppable components, where one of them cannot be read
+    left: set[str] = set()  # droppable components that cannot be read
+    structures: Structures | None = None
     while action.snapshots:
         snapshot = action.snapshots[0]
         live = None if targets is None else {name: each for name, each in targets.items() if name not in left}
         try:
+            structures = structures or Structures(store, snapshot)
             obstacles, notes = _context_findings(store, snapshot, schema_version, migrations, config, fatal)
             is_migrated = schema_version not in (None, store.context(snapshot).schema_version)  # what fits shows after
-            found = compare_targets(store, live, snapshot, leave=left) if live is not None and not is_migrated else []
+            found = compare_targets(structures, live, leave=left) if live is not None and not is_migrated else []
             notes += [f"droppable {name!r} is damaged: from an older snapshot, if one has it" for name in sorted(left)]
-            notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot)
+            notes += _log_notes(snapshot, logged_step) + _loader_notes(store, snapshot, left)
             sizes = _world_sizes(store, snapshot, world_size)
             names = {*snapshot.components} - left if live is None else {*snapshot.components} & {*live}
-            steps = steps_of(store, action.snapshots, names)
+            steps = steps_of(structures, action.snapshots, names)
         except FLAWS as error:  # a recovery will find that out too, and fill in what it may, or go on with the next
-            left = _damaged_droppables(store, snapshot) if chosen.fill_droppable and not left else set()
-            if not left:
-                action = _without_first(action, error.message)
+            name = error.facts.get("component")
+            if chosen.fill_droppable and name not in left and _may_leave(structures, name):
+                left.add(str(name))
+            else:
+                action, left, structures = _without_first(store, action, error.message), set(), None
         else:
             return _plan_of(situation, action, steps, obstacles, notes, found, sizes)
     fresh_steps = FRESH_STEPS if action.kind == FRESH else ()
     return RecoveryPlan(action, situation, fresh_steps, action.reasons if action.kind == STOP else (), (), (), 0)
 
 
-def _damaged_droppables(store: Store, snapshot: Snapshot) -> set[str]:
-    """Droppable components of a snapshot whose structure cannot be read."""
-    found: set[str] = set()
-    with contextlib.suppress(*FLAWS):  # the snapshot itself may be what is damaged
-        content = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id)))
-        for name, ref in content.components.items():
-            if ref.necessity == DROPPABLE:
-                try:
-                    store._restorer.load(name, ref)
-                except FLAWS:
-                    found.add(name)
-    return found
+def _may_leave(structures: Structures | None, name: Any) -> bool:
+    """Whether a component that cannot be read may be left out, and taken from an older snapshot."""
+    ref = None if structures is None else structures.components.get(name)
+    return ref is not None and ref.necessity == DROPPABLE
 
 
-def _without_first(action: Action, why: str) -> Action:
+def _without_first(store: Store, action: Action, why: str) -> Action:
     first, *others = action.snapshots
     reasons = (*action.reasons, f"step {first.step} cannot be restored: {why}")
-    return Action(action.kind if others else STOP, tuple(others), reasons)
+    if others:
+        return Action(action.kind, tuple(others), reasons)
+    return Action(STOP, (), reasons, advice_on(store, DAMAGED))
 
 
 def _plan_of(
@@ -189,23 +197,22 @@ def _plan_of(
 
 
 def compare_targets(
-    store: Store, targets: Mapping[str, Any], snapshot: Snapshot, *, leave: Collection[str] = ()
+    structures: Structures, targets: Mapping[str, Any], *, leave: Collection[str] = ()
 ) -> list[Difference]:
     """What does not fit between a snapshot and live objects, by path: missing, extra and changed. Touches nothing.
 
     Args:
         leave: components that need no target.
     """
-    content = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id)))
     named = {*targets, *leave}
-    found = [Difference(name, "a component", "no target") for name in content.components if name not in named]
+    found = [Difference(name, "a component", "no target") for name in structures.components if name not in named]
     for name, live in targets.items():
-        if name not in content.components:
+        if name not in structures.components:
             found.append(Difference(name, "nothing", "a target"))
             continue
-        stored = store._restorer.load(name, content.components[name])
+        stored = structures[name]
         try:
-            found += make_target(live, stored, store._restorer, strict=True, cast=False).differences
+            found += make_target(live, stored, structures.restorer, strict=True, cast=False).differences
         except MismatchError as error:  # of another kind altogether
             found += [Difference(*each) for each in error.facts["differences"]]
     return found
@@ -251,9 +258,10 @@ def _log_notes(snapshot: Snapshot, logged_step: int | None) -> list[str]:
     ]
 
 
-def _loader_notes(store: Store, snapshot: Snapshot) -> list[str]:
+def _loader_notes(store: Store, snapshot: Snapshot, left: Collection[str]) -> list[str]:
     """Components that look like an `IndexCursor` at its end, with or without live objects."""
-    names = [name for name, each in snapshot.components.items() if each.logical_bytes <= _CURSOR_SIZE_MAX]
+    sizes = {name: each.logical_bytes for name, each in snapshot.components.items() if name not in left}
+    names = [name for name, size in sizes.items() if size <= _CURSOR_SIZE_MAX]
     notes = []
     for name in names:
         try:

@@ -65,18 +65,37 @@ FRESH_STEPS = (
 )
 
 
-def steps_of(store: Store, snapshots: Collection[Snapshot], names: Collection[str]) -> tuple[PlanStep, ...]:
+class Structures:
+    """The structures of a snapshot's components, each read when it is first asked for.
+
+    Attributes:
+        components: what the snapshot says of each.
+
+    Raises:
+        CorruptionError, IncompleteError: the snapshot cannot be read; or a structure, with its `component`.
+    """
+
+    def __init__(self, store: Store, snapshot: Snapshot) -> None:
+        self.restorer = store._restorer
+        self.components = store._catalog.load(SnapshotId(bytes.fromhex(snapshot.id))).components
+        self._read: dict[str, Stored] = {}
+
+    def __getitem__(self, name: str) -> Stored:
+        if name not in self._read:
+            self._read[name] = self.restorer.load(name, self.components[name])
+        return self._read[name]
+
+
+def steps_of(structures: Structures, snapshots: Collection[Snapshot], names: Collection[str]) -> tuple[PlanStep, ...]:
     """The steps of a recovery from the first of some snapshots, of these components.
 
     Raises:
         CorruptionError, IncompleteError: a structure cannot be read.
     """
     first = next(iter(snapshots))
-    components = store._catalog.load(SnapshotId(bytes.fromhex(first.id))).components
     sizes: dict[str, dict[str, int]] = {}
     for name in sorted(names):
-        stored = store._restorer.load(name, components[name])
-        for kind, size in _sizes(stored, first.components[name].logical_bytes).items():
+        for kind, size in _sizes(structures[name], first.components[name].logical_bytes).items():
             sizes.setdefault(kind, {})[name] = size
     whole = tuple(sorted(names)), sum(sum(each.values()) for each in sizes.values())
 

@@ -139,7 +139,7 @@ class Status:
 
     Attributes:
         step: the furthest that this life told of; -1 before the first.
-        failed_saves: over all lives.
+        failed_saves, postponed_saves: over all lives.
     """
 
     is_running: bool = False
@@ -148,6 +148,7 @@ class Status:
     step: int = -1
     phase: str = ""
     failed_saves: int = 0
+    postponed_saves: int = 0
     probe_failures: int = 0
     last_failure: FailureInfo | None = None
 
@@ -239,7 +240,7 @@ class Supervisor:
 
     def _run_once(self, attempt: int, guard: Guard) -> tuple[int, FailureInfo | None]:
         """One life of the command: its exit code, and how it failed, if it did."""
-        kills_before, failed_before = self._oom_kills(), self.status.failed_saves
+        kills_before, saves_before = self._oom_kills(), (self.status.failed_saves, self.status.postponed_saves)
         silence = Silence(self._settings.silence_min_s, self._settings.silence_factor)
         self.status.step, self.status.phase, self.status.probe_failures = -1, "", 0
         with contextlib.ExitStack() as stack:
@@ -255,7 +256,7 @@ class Supervisor:
             guard.watch(child.pid)
             self.status.pid, self.status.is_running = child.pid, True
             try:
-                reason = self._watch(child, silence, BeatFolder(folder), failed_before)
+                reason = self._watch(child, silence, BeatFolder(folder), saves_before)
             finally:
                 self._end_child(child)
                 self.status.is_running = False
@@ -275,7 +276,9 @@ class Supervisor:
             return self.status.step
         return None if self.status.last_failure is None else self.status.last_failure.step
 
-    def _watch(self, child: subprocess.Popen[bytes], silence: Silence, beats: BeatFolder, failed_before: int) -> str:
+    def _watch(
+        self, child: subprocess.Popen[bytes], silence: Silence, beats: BeatFolder, saves_before: tuple[int, int]
+    ) -> str:
         """Wait until it ends, or must be ended: then why, in words."""
         settings = self._settings
         lived_s = LookClock(self._now_s, max(2 * settings.poll_s, settings.silence_min_s / 4))
@@ -283,10 +286,10 @@ class Supervisor:
         while not self._is_ending.is_set():
             try:
                 child.wait(settings.poll_s)
-                self._see(silence, beats, failed_before, lived_s())  # the last beat says how far it came
+                self._see(silence, beats, saves_before, lived_s())  # the last beat says how far it came
                 return ""
             except subprocess.TimeoutExpired:
-                self._see(silence, beats, failed_before, lived_s())
+                self._see(silence, beats, saves_before, lived_s())
             now_s = lived_s()
             with self._judging:
                 if silence.is_silent(now_s) and not self._is_patient:
@@ -306,7 +309,7 @@ class Supervisor:
             self._tell(f"the health probe failed: {type(error).__name__}: {error}")
             return False
 
-    def _see(self, silence: Silence, beats: BeatFolder, failed_before: int, now_s: float) -> None:
+    def _see(self, silence: Silence, beats: BeatFolder, saves_before: tuple[int, int], now_s: float) -> None:
         watched: dict[str, Beat] = {}
         with contextlib.suppress(StorageError, FileNotFoundError):  # somebody cleaned up the folder: nothing is missed
             pulses = beats.look().items()
@@ -318,8 +321,10 @@ class Supervisor:
         newest = max((beat.generation for beat in watched.values()), default=0)
         if any(beat.phase == FENCED and beat.generation >= newest for beat in watched.values()):
             self.status.phase = FENCED  # and no other handle of the process has recovered the run since
-        failed = sum(beat.failed_saves for beat in watched.values())
-        self.status.failed_saves = max(self.status.failed_saves, failed_before + failed)
+        failed = saves_before[0] + sum(beat.failed_saves for beat in watched.values())
+        postponed = saves_before[1] + sum(beat.postponed_saves for beat in watched.values())
+        self.status.failed_saves = max(self.status.failed_saves, failed)
+        self.status.postponed_saves = max(self.status.postponed_saves, postponed)
 
     def _end_child(self, child: subprocess.Popen[bytes]) -> None:
         """End it if it runs: SIGTERM, at the deadline SIGKILL. When it failed, what is left of its group goes too."""

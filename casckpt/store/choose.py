@@ -118,6 +118,7 @@ class Chooser:
                 continue
             flaw = check.snapshot_flaw(snapshot_id)
             if flaw is None:
+                skipped += self.lost_after(row.seq)
                 if skipped:
                     message = f"'latest' is step {row.step}; passed over: {'; '.join(skipped)}"
                     warnings.warn(message, StoreWarning, stacklevel=5)
@@ -149,6 +150,18 @@ class Chooser:
                 doubts=doubts,
             )
         return True
+
+    def lost_after(self, seq: int) -> list[str]:
+        """What may have been a newer step than the one of entry `seq`, in words: a later entry that cannot be read."""
+        bad = sorted((each for each in self._catalog.bad_entries() if each.seq > seq), key=lambda each: each.seq)
+        if not bad:
+            return []
+        more = f", and {len(bad) - 1} more up to entry {bad[-1].seq}" if len(bad) > 1 else ""
+        return [
+            f"a newer step may be lost: {bad[0].reason.partition('. ')[0]}{more}. Before training goes on, bring it "
+            f"back from another copy of this store: its file below timeline/, or `casckpt repair {self._timeline.root} "
+            "--from COPY --execute`"
+        ]
 
     def doubts(self) -> list[str]:
         """What is damaged or missing in the timeline and among the packs it names."""

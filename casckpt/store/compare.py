@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from casckpt.errors import cut
 from casckpt.format.layout import SCALARS
 from casckpt.format.snapshot import RingManifest
 from casckpt.format.structure import Place, leaf_extent, leaf_places
@@ -16,6 +17,8 @@ from casckpt.store.catalog import Catalog
 from casckpt.store.restore import Restorer, Stored
 from casckpt.store.rings import load_nodes
 from casckpt.store.values import Snapshot, Value
+
+_SHOWN_LENGTH_MAX = 60  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,7 @@ def _compare_scalars(path: str, before: Any, after: Any) -> LeafDiff | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return cut(repr(value), _SHOWN_LENGTH_MAX)
 
 
 def _kind(leaf: Any) -> str:

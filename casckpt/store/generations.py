@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from casckpt.errors import FencedError
+from casckpt.errors import FencedError, cut
 from casckpt.format.document import GENERATIONS
 from casckpt.format.entry import Generation as GenerationEntry
 from casckpt.store.opening import add_feature
@@ -78,7 +78,7 @@ def open_generation(
     Raises:
         FencedError: a newer generation than `expected` exists; nothing was opened.
     """
-    texts = [text if is_text(text) else ascii(text) for text in (why[:_REASON_LENGTH_MAX] for why in reasons)]
+    texts = [cut(text if is_text(text) else ascii(text), _REASON_LENGTH_MAX) for text in reasons]
     snapshot_id = b"" if snapshot is None else bytes.fromhex(snapshot.id)
     with store._writing("open_generation"):
         add_feature(store, GENERATIONS)

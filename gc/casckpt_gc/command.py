@@ -18,6 +18,7 @@ from casckpt.cli._screen import (
     finish,
     json_option,
     looking,
+    open_named,
     print_json,
     print_table,
     say,
@@ -141,11 +142,10 @@ def patrol(path: str, budget: int, seconds: float, as_json: bool) -> None:
 @json_option
 def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
     """Say what is damaged and what can be healed; with --execute, heal it. Nothing is discarded."""
-    from casckpt.store.opening import open_store
     from casckpt_gc.repair import repair as heal
 
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(open_store(other, read_only=True)) if other else None
+        source = stack.enter_context(open_named(other, read_only=True)) if other else None
         store = stack.enter_context(_opened(path, None, is_any_run_good=True))
         found = heal(store, source, execute=execute)
     if as_json:
@@ -162,15 +162,13 @@ def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
 
 def _opened(path: str, run: str | None, *, is_any_run_good: bool = False) -> Store:
     """A store opened for writing in a run that is there."""
-    from casckpt.store.opening import open_store
-
     with looking(path) as (_, inspection):
         names = [each.name for each in inspection.runs()]
         if run is not None:
             inspection.check_run(run)
     if run is None and len(names) > 1 and not is_any_run_good:
         raise click.UsageError(f"this store has several runs ({', '.join(names)}): name one with --run.")
-    return open_store(path, run=run or (names[-1] if names else "main"))
+    return open_named(path, run=run or (names[-1] if names else "main"))
 
 
 def _plan(store: Store, rules: Mapping[str, Any]) -> Plan:

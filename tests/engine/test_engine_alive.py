@@ -92,6 +92,26 @@ def test_failed_saves_are_counted_and_told(tmp_path: Path, folder: BeatFolder) -
         assert (heard(folder).phase, heard(folder).failed_saves, heard(folder).step) == ("closed", 2, 5)
 
 
+def test_postponed_saves_are_counted_and_told(
+    tmp_path: Path, folder: BeatFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casckpt.engine.beats._SUPERVISED_PERIOD_S", 0.0)  # each sign is written
+    clock = Clock()
+    disk = Disk(clock)
+    disk.publish_s = 5.0
+    with (
+        open_store(tmp_path / "slow", system=System(file_system=disk)) as store,
+        casckpt.CheckpointEngine(store, clock=clock, async_mode=False) as engine,
+    ):
+        live = {"n": 0}
+        engine.register("live", live, casckpt.SaveStrategy(every_steps=1))
+        for step in range(1, 5):
+            live["n"] = step
+            engine.step(step)
+        assert engine.report().layers[0].postponed_count == 1
+    assert heard(folder).postponed_saves == 1
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_engine_that_is_fenced_says_so_even_when_it_is_closed(
     tmp_path: Path, store: casckpt.Store, folder: BeatFolder, is_async: bool

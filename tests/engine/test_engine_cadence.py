@@ -167,6 +167,23 @@ def test_saving_that_takes_too_long_lengthens_the_interval_and_shortens_it_again
     assert "interval is as configured again" in caplog.text
 
 
+def test_saves_of_a_busy_training_are_told_as_postponed_when_their_number_has_doubled(
+    store: Any, clock: Clock, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, live = engine_of(store, clock, policy=SaveStrategy(every_seconds=10))
+    disk.publish_s = 5.0
+    with caplog.at_level(logging.WARNING, logger="casckpt.engine"):
+        for _ in range(1200):  # a save in 50 s is what the budget allows
+            clock.now_s += 1
+            live["policy"]["value"] += 1
+            engine.advance_step()
+            engine.wait()
+    told = [record.getMessage() for record in caplog.records if "postponed" in record.getMessage()]
+    (layer,) = engine.report().layers
+    assert 16 <= layer.postponed_count < 32
+    assert [f"; {count} so far" in text for count, text in zip((1, 2, 4, 8, 16), told, strict=True)] == [True] * 5
+
+
 @pytest.mark.full
 def test_large_save_does_not_stop_small_ones(store: Any, clock: Clock, disk: Disk, seed: int) -> None:
     disk.byte_s = 1e-5  # 20 s for the weights, 0.01 s for a light commit

@@ -33,3 +33,8 @@ def test_importing_casckpt_starts_no_thread() -> None:
     program = "import casckpt, threading; print(threading.active_count())"
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert printed.split() == ["1"]
+
+
+def test_learner_that_plays_nothing_loads_no_gymnasium() -> None:
+    """It is what stands between a kill and the first new update of the demo."""
+    assert not loaded_after("import casckpt.demo.distributed._learner") & {"gymnasium", "rich", "pyarrow", "casckpt_gc"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -350,3 +351,53 @@ def test_python_dash_m_is_the_same_command() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{call('--version').out}"
+
+
+ARGUMENTS = {  # of commands that take more than a store
+    "annotate": ["1", "--metric", "a=1"],
+    "coverage": ["--template", "ppo"],
+    "diff": ["1", "2"],
+    "dump": ["document"],
+    "export": ["1", "out"],
+    "replay show": ["1", "buffer"],
+    "replay export": ["1", "buffer", "rows.parquet"],
+    "retire": ["1"],
+    "tag": ["name"],
+    "untag": ["name"],
+}
+
+
+def with_a_store() -> Iterator[str]:
+    """Every command, of groups each one, that takes a store as its argument."""
+    context = click.Context(_group.casckpt)
+    for name in _group.casckpt.list_commands(context):
+        found = _group.casckpt.get_command(context, name)
+        parts = found.commands.items() if isinstance(found, click.Group) else [("", found)]
+        for part, command in parts:
+            if command is not None and any(each.name == "path" for each in command.params):
+                yield f"{name} {part}".strip()
+
+
+def test_path_without_a_store_is_said_in_words_of_the_command_line(tmp_path: Path) -> None:
+    """Whatever a path leads to, no message tells a person to pass an argument of Python; and nothing is made."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    for name in ("file", "other/notes.txt"):
+        (tmp_path / name).write_text("not a store")
+    before = sorted(tmp_path.rglob("*"))
+    names = list(with_a_store())
+    assert {"plan", "verify", "log", "repair", "gc collect", "replay export"} <= set(names)
+    for name in names:
+        for place in ("missing", "missing/below", "empty", "other", "file", "file/below"):
+            called = call(*name.split(), tmp_path / place, *ARGUMENTS.get(name, ()))
+            text = called.out + called.err
+            assert called.code in ((1,) if name == "doctor" else (_exits.NOT_FOUND, _exits.STORAGE)), (
+                name,
+                place,
+                text,
+            )
+            assert str(tmp_path / place) in text
+            assert not re.search(r"\w+=(True|False|None)|casckpt\.open", text), (name, place, text)
+    assert sorted(tmp_path.rglob("*")) == before
+    called = call("repair", tmp_path / "empty", "--from", tmp_path / "missing")
+    assert "pass create" not in called.err and "missing: no store here" in called.err

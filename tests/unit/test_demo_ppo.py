@@ -18,7 +18,8 @@ import torch
 pytest.importorskip("gymnasium", reason='needs the extra "demo"')
 
 from casckpt.demo._environments import Environments, RunningMoments
-from casckpt.demo._ppo import Ppo, PpoConfig, estimate_advantages, seed_global_streams
+from casckpt.demo._network import seed_global_streams
+from casckpt.demo._ppo import Ppo, PpoConfig, estimate_advantages
 from casckpt.demo._proof import digest_components, draw_next, plain_state
 
 SMALL = PpoConfig(

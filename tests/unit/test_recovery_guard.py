@@ -40,7 +40,9 @@ def run_and_kill(script: str, folder: Path) -> str:
 
 @pytest.mark.full
 def test_child_of_a_killed_supervisor_is_told_to_save_and_end(tmp_path: Path) -> None:
-    assert "is gone: it gets SIGTERM" in run_and_kill(LISTENING, tmp_path)
+    said = run_and_kill(LISTENING, tmp_path)
+    assert "is gone: it gets SIGTERM" in said
+    assert "Start the same command again" in said
     assert (tmp_path / "end").read_text() == "saved\n"
 
 

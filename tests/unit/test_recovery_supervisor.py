@@ -334,15 +334,28 @@ def test_readiness_and_step_are_those_of_the_life_that_runs_now(tmp_path: Path) 
     assert second[-1] == (1, 200, "casckpt_step 4")
 
 
+def test_saves_that_failed_or_were_postponed_are_counted_over_all_lives() -> None:
+    script = (
+        "import os, sys; from casckpt.recovery import supervised_beats; beats = supervised_beats(); "
+        "beats.beat(1, failed_saves=2, postponed_saves=3, phase='x'); beats.leave(); "
+        "sys.exit(os.environ['CASCKPT_ATTEMPT'] == '0')"
+    )
+    supervisor = Supervisor(python(script), settings=PATIENT)
+    assert supervisor.run() == 0
+    assert (supervisor.status.failed_saves, supervisor.status.postponed_saves) == (4, 6)
+
+
 def test_metrics_are_those_of_the_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         store.commit(7, {"w": np.zeros(3)})
-    with served(Status(True, restart_count=2, step=9, failed_saves=4), str(tmp_path / "store")) as connection:
+    with served(
+        Status(True, restart_count=2, step=9, failed_saves=4, postponed_saves=6), str(tmp_path / "store")
+    ) as connection:
         code, text = get(connection, "/metrics")
         values = dict(line.split(" ") for line in text.splitlines())
         assert code == 200
         assert (values["casckpt_step"], values["casckpt_restarts_total"]) == ("9", "2")
-        assert values["casckpt_save_failures_total"] == "4"
+        assert (values["casckpt_save_failures_total"], values["casckpt_saves_postponed_total"]) == ("4", "6")
         assert values["casckpt_newest_snapshot_step"] == "7"
         assert float(values["casckpt_newest_snapshot_age_seconds"]) >= 0
         assert float(values["casckpt_disk_free_bytes"]) > 0

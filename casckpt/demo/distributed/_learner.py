@@ -19,7 +19,7 @@ from torch import Tensor
 
 import casckpt
 from casckpt import CasckptError, RngState, StorageError
-from casckpt.demo._ppo import network, seed_global_streams
+from casckpt.demo._network import network, seed_global_streams
 from casckpt.demo.distributed._exchange import Exchange
 from casckpt.demo.distributed._messages import (
     ACTION_COUNT,
@@ -58,8 +58,8 @@ class Learner:
 
     def __init__(self, seed: int) -> None:
         seed_global_streams(seed)  # all of them: `rng` holds all of them
-        self.policy = network(HIDDEN_SIZE, ACTION_COUNT, output_gain=0.01)
-        self.value = network(HIDDEN_SIZE, 1, output_gain=1.0)
+        self.policy = network(OBSERVATION_SIZE, HIDDEN_SIZE, ACTION_COUNT, output_gain=0.01)
+        self.value = network(OBSERVATION_SIZE, HIDDEN_SIZE, 1, output_gain=1.0)
         self.optimizer = torch.optim.Adam([*self.policy.parameters(), *self.value.parameters()], lr=1e-3)
         self.frontier = Frontier()
         self.progress: dict[str, Any] = {"update": 0, "samples": 0, "returns": []}
