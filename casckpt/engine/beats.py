@@ -22,6 +22,7 @@ from operator import index
 
 import msgspec
 
+from casckpt.arguments import MAPPING, NUMBER, TEXT, WHOLE, checked, maybe
 from casckpt.digest import check16
 from casckpt.errors import StorageError, cut
 from casckpt.limits import BEAT_PERIOD_S, BEAT_TIMEOUT_S
@@ -120,6 +121,7 @@ class BeatFile:
             generation or failures, are written at once.
     """
 
+    @checked(folder=TEXT, name=TEXT, period_s=NUMBER, system=maybe(System))
     def __init__(
         self, folder: str, name: str, *, period_s: float = BEAT_PERIOD_S, system: System | None = None
     ) -> None:
@@ -136,6 +138,7 @@ class BeatFile:
         self._write_s = self._system.monotonic_s()
         self._write()
 
+    @checked(step=WHOLE, generation=WHOLE, phase=TEXT, failed_saves=WHOLE, postponed_saves=WHOLE, quiet_s=NUMBER)
     def beat(
         self,
         step: int = -1,
@@ -194,6 +197,7 @@ class BeatFile:
         self._file.close()
 
 
+@checked(name=TEXT, environment=MAPPING)
 def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.environ) -> BeatFile | None:
     """Where this process says that it is alive: call `beat(step)` in every turn, and `leave()` after the last one, for
     what comes then may take any time. None without a supervisor.
@@ -230,6 +234,7 @@ def tell_when_fenced(store: Store) -> None:
 class BeatFolder:
     """The observer's side of a folder of beats."""
 
+    @checked(folder=TEXT, timeout_s=NUMBER, system=maybe(System))
     def __init__(self, folder: str, *, timeout_s: float = BEAT_TIMEOUT_S, system: System | None = None) -> None:
         self._folder = folder
         self._system = system or System()

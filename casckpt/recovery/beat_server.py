@@ -22,6 +22,7 @@ from types import TracebackType
 
 import msgspec
 
+from casckpt.arguments import FUNCTION, NUMBER, TEXT, WHOLE, checked, maybe
 from casckpt.engine.beats import Beat, Liveness, Pulse, said
 from casckpt.errors import BusyError, InvalidInputError, StorageError
 from casckpt.limits import BEAT_TIMEOUT_S
@@ -48,6 +49,7 @@ class BeatServer:
         StorageError: it cannot listen there for another reason.
     """
 
+    @checked(version=FUNCTION, token=TEXT, host=TEXT, port=WHOLE, timeout_s=NUMBER, system=maybe(System))
     def __init__(
         self,
         version: Callable[[], Version],
@@ -182,11 +184,13 @@ class BeatClient:
         InvalidInputError: the token cannot stand in a header.
     """
 
+    @checked(host=TEXT, port=WHOLE, name=TEXT, token=TEXT, timeout_s=NUMBER)
     def __init__(self, host: str, port: int, *, name: str, token: str, timeout_s: float = 5.0) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._name, self._token = name, _checked(token)
         self._counter = 0
 
+    @checked(step=WHOLE, generation=WHOLE, phase=TEXT)
     def beat(self, step: int = -1, *, generation: int = 0, phase: str = "") -> Version:
         """Send a beat; the learner's version is the answer.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from casckpt.arguments import FUNCTION, TEXT, checked
 from casckpt.errors import InvalidInputError, NotFoundError
 from casckpt.ids import SnapshotId
 from casckpt.store.lines import line_of
@@ -96,6 +97,7 @@ def _first_known(indices: Sequence[int], judge: Callable[[int], str]) -> tuple[i
     return None, UNKNOWN
 
 
+@checked(store=Store, check=FUNCTION)
 def bisect_check(store: Store, check: Callable[[Snapshot], str], *, good: Any = None, bad: Any = "latest") -> Bisection:
     """Find the first step of a line at which a check fails.
 
@@ -147,6 +149,7 @@ def _is_partial(store: Store, snapshot_id: SnapshotId) -> bool:
     return row.is_mixed or row.is_thinned
 
 
+@checked(command=TEXT, store_path=TEXT)
 def command_check(command: str, store_path: str) -> Callable[[Snapshot], str]:
     """A check that runs a command once per snapshot, without a shell; all it prints goes to standard error.
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from casckpt.arguments import FUNCTION, LIST, MAPPING, NUMBER, TEXT, WHOLE, checked, maybe
 from casckpt.errors import InvalidInputError, MismatchError
 from casckpt.state.numbers import largest_difference, nonfinite_paths
 from casckpt.state.rng import RngState
@@ -29,6 +30,7 @@ _SHOWN = 5
 _BROKEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)  # what senseless numbers end in
 
 
+@checked(targets=MAPPING)
 def find_nonfinite(targets: Targets) -> list[str]:
     """NaN and infinity in any floating torch tensor of the targets; see `nonfinite_paths`."""
     paths = [path for name, live in targets.items() for path in nonfinite_paths(name, live)]
@@ -38,6 +40,7 @@ def find_nonfinite(targets: Targets) -> list[str]:
     return [f"not finite: {', '.join(paths[:_SHOWN])}{more}"]
 
 
+@checked(targets=MAPPING)
 def find_schedule_gaps(targets: Targets) -> list[str]:
     """Schedules that last set another learning rate than the groups of their optimizer have.
 
@@ -71,6 +74,7 @@ class Reference:
         tolerance: largest absolute difference; 0 where the same machine and library must give the same bits.
     """
 
+    @checked(probe=FUNCTION, tolerance=NUMBER)
     def __init__(self, probe: Callable[[], Any], *, tolerance: float = 1e-5) -> None:
         self._probe = probe
         self._tolerance = tolerance
@@ -87,6 +91,7 @@ class Reference:
         """What the probe gives now."""
         return {"outputs": self._run()}
 
+    @checked(state=MAPPING)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Keep what it gave when it was committed."""
         self._recorded = state["outputs"]
@@ -126,6 +131,7 @@ class TrialSteps:
     A step that ends with an error of its arithmetic, its shapes or its indices is a problem like any other.
     """
 
+    @checked(step=FUNCTION, count=WHOLE, change_min=NUMBER, change_max=maybe(NUMBER), component=TEXT, only=maybe(LIST))
     def __init__(
         self,
         step: Callable[[Targets], float],

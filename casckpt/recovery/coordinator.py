@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from casckpt.arguments import FLAG, FUNCTION, LIST, PATH, TEXTS, WHOLE, checked, kind_of, maybe
 from casckpt.engine.beats import tell_when_fenced
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.errors import (
@@ -53,6 +54,7 @@ from casckpt.store.values import RestoreReport, Snapshot, Value
 DEFAULT_CHECKS: tuple[Check, ...] = (find_nonfinite, find_schedule_gaps)
 Load = Callable[[Snapshot], RestoreReport]
 LoadMigrated = Callable[[Mapping[str, Any], Snapshot], None]
+TARGETS = kind_of(Mapping, CheckpointEngine, words="live objects by component, or a CheckpointEngine")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ class RecoveryCoordinator:
         InvalidInputError: `keep_reads` without a `marker`, or one without a name.
     """
 
+    @checked(
+        store=Store,
+        policy=maybe(Policy),
+        checks=LIST,
+        marker=maybe(PATH),
+        keep_reads=FLAG,
+        schema_version=maybe(WHOLE),
+        migrations=Migrations,
+        fatal=TEXTS,
+    )
     def __init__(
         self,
         store: Store,
@@ -135,6 +147,7 @@ class RecoveryCoordinator:
         self._schema_version, self._migrations = schema_version, migrations
         self._config, self._fatal = config, fatal
 
+    @checked(failure=maybe(FailureInfo), allow_fresh=FLAG)
     def decide(self, failure: FailureInfo | None = None, *, allow_fresh: bool = False) -> Action:
         """What a recovery would do, and why. Changes nothing."""
         situation = survey(self._store, self._policy)
@@ -152,6 +165,7 @@ class RecoveryCoordinator:
             f"the timeline of {newest}. Before training goes on, look whether this is the newest copy of the store"
         ]
 
+    @checked(targets=TARGETS, failure=maybe(FailureInfo), allow_fresh=FLAG, load=maybe(FUNCTION), roll_back=FLAG)
     def recover(
         self,
         targets: Mapping[str, Any] | CheckpointEngine,

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from casckpt.arguments import FLAG, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, Kind, check, checked, maybe
 from casckpt.errors import InvalidInputError
 from casckpt.format.snapshot import DROPPABLE
 from casckpt.ids import SnapshotId, short
@@ -42,6 +43,7 @@ class FailureInfo(Value):
     message: str = ""
 
     def __post_init__(self) -> None:
+        check({"kind": TEXT, "step": maybe(WHOLE), "message": TEXT}, vars(self))
         if self.kind not in FAILURES:
             raise InvalidInputError(f"failure {self.kind!r}: expected one of {', '.join(FAILURES)}", kind=self.kind)
 
@@ -70,6 +72,7 @@ class Rule(Value):
     lost_steps_min: int | None = None
 
     def __post_init__(self) -> None:
+        check({"choose": TEXT, "why": TEXT, "is_diverged": maybe(FLAG), "lost_steps_min": maybe(WHOLE)}, vars(self))
         table: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
             ("choose", (self.choose,), CHOICES),
             ("answers", self.answers, ANSWERS),
@@ -78,6 +81,7 @@ class Rule(Value):
         for what, words, known in table:
             if isinstance(words, str):
                 raise InvalidInputError(f"rule {what}={words!r}: expected several words. Write ({words!r},).")
+            check({what: TEXTS}, {what: words})
             unknown = [word for word in words if word not in known]
             if unknown:
                 raise InvalidInputError(
@@ -85,6 +89,9 @@ class Rule(Value):
                 )
 
 
+RULES = Kind(
+    "a list of Rule", lambda value: isinstance(value, Sequence) and all(isinstance(each, Rule) for each in value)
+)
 DEFAULT_RULES = (
     Rule(FRESH, "the store is empty", (EMPTY,)),
     Rule(STOP, "the store holds other runs and none of this name", (AMBIGUOUS,)),
@@ -123,6 +130,9 @@ class Policy(Value):
     fill_droppable: bool = False
 
     def __post_init__(self) -> None:
+        numbers = {"drop_max": maybe(NUMBER), "floor_step": WHOLE}
+        kinds = {"rules": RULES, "metric": maybe(TEXT), "largest": FLAG, "diverged_labels": MAPPING, **numbers}
+        check({**kinds, "fill_droppable": FLAG}, vars(self))
         if self.drop_max is not None and (self.metric is None or not self.drop_max >= 0):
             raise InvalidInputError(f"drop_max={self.drop_max}: expected 0 or more, and a metric that it is a share of")
 
@@ -178,6 +188,7 @@ class Action(Value):
         }
 
 
+@checked(store=Store, policy=Policy)
 def survey(store: Store, policy: Policy) -> Situation:
     """Look at a handle's run. Costs one entry read per candidate, and a look at the files that each needs.
 
@@ -284,6 +295,7 @@ def _score(snapshot: Snapshot, policy: Policy) -> float:
     return float(value) if policy.largest else -float(value)
 
 
+@checked(situation=Situation, failure=FailureInfo, policy=maybe(Policy), allow_fresh=FLAG)
 def decide(
     situation: Situation, failure: FailureInfo, policy: Policy | None = None, *, allow_fresh: bool = False
 ) -> Action:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from casckpt.arguments import FUNCTION, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, checked, maybe
 from casckpt.errors import BusyError, CasckptError, InvalidInputError, NotFoundError
 from casckpt.ids import SnapshotId
 from casckpt.objects.packs import pack_path
@@ -129,6 +130,17 @@ class Drill:
         tell: called with a line of text for each round.
     """
 
+    @checked(
+        command=TEXTS,
+        store_path=TEXT,
+        run=TEXT,
+        settings=maybe(Settings),
+        faults=maybe(MAPPING),
+        environment=maybe(MAPPING),
+        seed=WHOLE,
+        timeout_s=NUMBER,
+        tell=FUNCTION,
+    )
     def __init__(
         self,
         command: Sequence[str],
@@ -153,6 +165,7 @@ class Drill:
         self._wake = threading.Event()  # never set: to wait with
         self._now_s = self._supervisor._now_s
 
+    @checked(scenarios=TEXTS)
     def run(self, scenarios: Sequence[str] = SCENARIOS) -> DrillReport:
         """One round per scenario, in this order.
 

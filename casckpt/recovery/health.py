@@ -14,6 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 
+from casckpt.arguments import TEXT, WHOLE, checked, maybe
 from casckpt.errors import CasckptError
 from casckpt.recovery.beat_server import listen
 from casckpt.recovery.supervisor import Status
@@ -39,6 +40,7 @@ class HealthServer:
         StorageError: it cannot listen there for another reason.
     """
 
+    @checked(status=Status, store_path=maybe(TEXT), run=maybe(TEXT), host=TEXT, port=WHOLE)
     def __init__(
         self,
         status: Status,

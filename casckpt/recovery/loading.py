@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from casckpt.arguments import FLAG, MAPPING, TEXT, TEXTS, WHOLE, checked, maybe
 from casckpt.errors import ConfigDriftWarning, InvalidInputError, MismatchError
 from casckpt.recovery.migrations import Migrate, Migrations, migrate, registered
 from casckpt.recovery.paths import component_of, find_places, replace_at, value_at
@@ -64,6 +65,7 @@ class LoadReport(Value):
         return "\n".join(lines)
 
 
+@checked(store=Store, fatal=TEXTS)
 def config_drift(store: Store, config: Any, ref: Any = "latest", *, fatal: Sequence[str] = ()) -> list[ItemChange]:
     """What of a config is not as a snapshot has it, item by item.
 
@@ -86,6 +88,21 @@ def config_drift(store: Store, config: Any, ref: Any = "latest", *, fatal: Seque
     return changes
 
 
+@checked(
+    store=Store,
+    targets=MAPPING,
+    only=maybe(TEXTS),
+    keep=TEXTS,
+    override=maybe(MAPPING),
+    schema_version=maybe(WHOLE),
+    migrations=Migrations,
+    fatal=TEXTS,
+    strict=FLAG,
+    cast=FLAG,
+    allow_mixed=FLAG,
+    is_resume=FLAG,
+    branch=maybe(TEXT),
+)
 def load_into(
     store: Store,
     targets: Mapping[str, Any],
@@ -198,8 +215,6 @@ class Selection:
     def __init__(
         self, targets: Mapping[str, Any], only: Sequence[str] | None, keep: Sequence[str], override: Mapping[str, Any]
     ) -> None:
-        if isinstance(only, str) or isinstance(keep, str):
-            raise InvalidInputError("only= and keep= take lists of paths. Write `keep=['policy/w']`.")
         self._only, self._keep, self._override = (
             _by_component(paths, targets) for paths in (only or (), keep, override)
         )

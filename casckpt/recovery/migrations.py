@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from casckpt.arguments import WHOLE, checked
 from casckpt.errors import AlreadyExistsError, InvalidInputError, MismatchError
 
 State = dict[str, Any]
@@ -52,6 +53,7 @@ class Migrations:
 
         return register
 
+    @checked(found=WHOLE, expected=WHOLE)
     def chain(self, found: int, expected: int) -> list[Migrate]:
         """The functions that lead from one version to another; none when they are equal.
 

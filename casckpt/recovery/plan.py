@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from casckpt.arguments import FLAG, MAPPING, TEXTS, WHOLE, checked, maybe
 from casckpt.errors import CasckptError, MismatchError
 from casckpt.format.snapshot import DROPPABLE
 from casckpt.recovery.decision import (
@@ -102,6 +103,18 @@ def _some(what: str, texts: Sequence[str]) -> list[str]:
     return [*(f"  {what}: {text}" for text in texts[:_SHOWN]), *more]
 
 
+@checked(
+    store=Store,
+    targets=maybe(MAPPING),
+    failure=maybe(FailureInfo),
+    policy=maybe(Policy),
+    schema_version=maybe(WHOLE),
+    migrations=Migrations,
+    fatal=TEXTS,
+    logged_step=maybe(WHOLE),
+    world_size=maybe(WHOLE),
+    allow_fresh=FLAG,
+)
 def make_plan(
     store: Store,
     targets: Mapping[str, Any] | None = None,

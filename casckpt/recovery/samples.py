@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from casckpt.arguments import LIST, MAPPING, WHOLE, Kind, check, checked, maybe
 from casckpt.errors import FencedError, InvalidInputError, NotFoundError
 from casckpt.limits import SAMPLE_BEHIND_MAX
 
@@ -30,6 +31,13 @@ class Version(NamedTuple):
     step: int
 
 
+VERSION = Kind(
+    "a Version(generation, step)",
+    lambda value: isinstance(value, Version) and all(WHOLE.fits(each) for each in value),
+)
+_SAMPLE = {"sample": VERSION}
+
+
 class SampleGate:
     """The learner's side. Not thread-safe: asked by whoever takes samples in.
 
@@ -41,6 +49,7 @@ class SampleGate:
         admitted_count, refused_count: since it was made.
     """
 
+    @checked(version=VERSION, behind_max=WHOLE)
     def __init__(self, version: Version, *, behind_max: int = SAMPLE_BEHIND_MAX) -> None:
         if behind_max < 0:
             raise InvalidInputError(f"behind_max={behind_max}: expected 0 or more")
@@ -48,6 +57,7 @@ class SampleGate:
         self.behind_max = behind_max
         self.admitted_count = self.refused_count = 0
 
+    @checked(step=WHOLE)
     def advance(self, step: int) -> None:
         """The learner has come to a later step of its generation."""
         if step < self.version.step:
@@ -59,6 +69,7 @@ class SampleGate:
 
     def admit(self, sample: Version) -> str:
         """Why a sample of this version is refused; ADMITTED, the empty text, when it is not."""
+        check(_SAMPLE, {"sample": sample})  # for each sample: no signature is bound
         reason = self._reason(sample)
         if reason:
             self.refused_count += 1
@@ -88,6 +99,7 @@ class SampleHold(Generic[T]):
         dropped_count: thrown away, as too many or as made in an older generation.
     """
 
+    @checked(count_max=WHOLE)
     def __init__(self, count_max: int) -> None:
         if count_max < 1:
             raise InvalidInputError(f"count_max={count_max}: expected at least 1")
@@ -97,6 +109,7 @@ class SampleHold(Generic[T]):
         self._held: deque[tuple[Version, T]] = deque()
         self._count_max = count_max
 
+    @checked(made_by=maybe(VERSION))
     def add(self, sample: T, *, made_by: Version | None = None) -> None:
         """A sample made by the policy that the actor has.
 
@@ -122,6 +135,7 @@ class SampleHold(Generic[T]):
         """The learner does not answer: from now on samples are held."""
         self.version = None
 
+    @checked(version=VERSION)
     def learn(self, version: Version) -> None:
         """The learner says where it stands, and its policy was taken over.
 
@@ -179,9 +193,11 @@ class Frontier:
     def trained_count(self) -> int:
         return self._next - len(self._open) - len(self._dropped)
 
+    @checked(item=WHOLE)
     def is_trained(self, item: int) -> bool:
         return item < self._next and item not in self._open and item not in self._dropped
 
+    @checked(count=WHOLE)
     def take(self, count: int) -> list[int]:
         """Items to work on: first those that a restore left open, then new ones.
 
@@ -197,6 +213,7 @@ class Frontier:
         self._open.update(dict.fromkeys(taken, True))
         return taken
 
+    @checked(items=LIST)
     def train(self, items: Iterable[int]) -> None:
         """These go into the weights at the coming update; all or, on an error, none of them are settled.
 
@@ -206,6 +223,7 @@ class Frontier:
         for item in self._checked(items):
             del self._open[item]
 
+    @checked(items=LIST)
     def drop(self, items: Iterable[int]) -> None:
         """These are given up.
 
@@ -231,6 +249,7 @@ class Frontier:
         """The next new item, what is open and what was dropped."""
         return {"next": self._next, "open": self.open, "dropped": self.dropped}
 
+    @checked(state=MAPPING)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where the state was taken; everything open is to be handed out again."""
         self._next = state["next"]

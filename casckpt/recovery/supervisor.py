@@ -41,6 +41,7 @@ from typing import Any
 
 import msgspec
 
+from casckpt.arguments import FUNCTION, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, check, checked, maybe
 from casckpt.engine.beats import FENCED, FOLDER, Beat, BeatFolder
 from casckpt.errors import InvalidInputError, StorageError
 from casckpt.recovery.decision import FailureInfo
@@ -79,6 +80,10 @@ class Settings:
     probe_failures_max: int = 2
     term_deadline_s: float = 30.0
     poll_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        whole = dict.fromkeys(("restarts_max", "probe_failures_max"), WHOLE)
+        check({**dict.fromkeys(vars(self), NUMBER), **whole, "watch": TEXT}, vars(self))
 
     def pause_s(self, row: int) -> float:
         """How long to wait before the `row`-th restart in a row."""
@@ -167,6 +172,16 @@ class Supervisor:
         oom_kills: how many processes the kernel killed for memory so far; None when it does not tell.
     """
 
+    @checked(
+        command=TEXTS,
+        settings=maybe(Settings),
+        probe=maybe(FUNCTION),
+        environment=maybe(MAPPING),
+        tell=FUNCTION,
+        progress=FUNCTION,
+        oom_kills=FUNCTION,
+        system=maybe(System),
+    )
     def __init__(
         self,
         command: Sequence[str],
@@ -364,6 +379,7 @@ class Supervisor:
         return FailureInfo("exception", step, text)
 
 
+@checked(command=TEXT, timeout_s=NUMBER)
 def command_probe(command: str, *, timeout_s: float = 10.0) -> Callable[[], bool]:
     """A probe that runs a command, without a shell: exit code 0 within the time is health."""
     words = shlex.split(command)
@@ -382,6 +398,7 @@ def command_probe(command: str, *, timeout_s: float = 10.0) -> Callable[[], bool
 # --- the child's side ---
 
 
+@checked(environment=MAPPING)
 def last_failure(environment: Mapping[str, str] = os.environ) -> FailureInfo | None:
     """How the process before this one ended, as its supervisor says; None without one, or at the first start.
 

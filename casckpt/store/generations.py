@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from casckpt.arguments import TEXTS, WHOLE, checked, maybe
 from casckpt.errors import FencedError, cut
 from casckpt.format.document import GENERATIONS
 from casckpt.format.entry import Generation as GenerationEntry
@@ -54,11 +55,13 @@ class Generation(Value):
         return f"generation {self.number} of {self.run}: {what}, {who}" + "".join(f"; {why}" for why in self.reasons)
 
 
+@checked(store=Store)
 def own_generation(store: Store) -> int:
     """The generation that a handle belongs to; 0 before the first recovery of its run."""
     return store._committer.generation
 
 
+@checked(store=Store, snapshot=maybe(Snapshot), reasons=TEXTS, expected=maybe(WHOLE))
 def open_generation(
     store: Store, snapshot: Snapshot | None, reasons: Sequence[str] = (), *, expected: int | None = None
 ) -> int:
@@ -104,6 +107,7 @@ def open_generation(
                 return body.number
 
 
+@checked(store=Store)
 def list_generations(store: Store) -> list[Generation]:
     """The recoveries of a handle's run, oldest first. Reads one entry each."""
     store._keeper.catch_up()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from casckpt.arguments import TEXT, checked, maybe
 from casckpt.errors import CorruptionError, IncompleteError, NotFoundError
 from casckpt.ids import SnapshotId
 from casckpt.store.catalog import TimelineView
@@ -117,6 +118,7 @@ def line_of(store: Store, snapshot: Snapshot) -> dict[int, SnapshotId]:
     return {catalog.row(snapshot_id).step: snapshot_id for snapshot_id in view.ids()}
 
 
+@checked(store=Store)
 def compare_lines(store: Store, a: Any, b: Any) -> LineComparison:
     """Compare the lines that end in two snapshots, step by step, up to the first difference.
 
@@ -152,6 +154,7 @@ def compare_lines(store: Store, a: Any, b: Any) -> LineComparison:
     return LineComparison(first, second, shared, tuple(equal), divergence, only_a, only_b, tuple(unreadable))
 
 
+@checked(store=Store, branch=maybe(TEXT), run=maybe(TEXT))
 def continuation(store: Store, branch: str | None = None, *, run: str | None = None) -> LineComparison | None:
     """The proof of a resume: the steps of a branch against the line that it left.
 

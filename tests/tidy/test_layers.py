@@ -13,7 +13,7 @@ import pytest
 # From the bottom up. A module belongs to the longest name that it starts with; parts of one row do not know each other.
 LAYERS = (
     ("casckpt.ids", "casckpt.digest", "casckpt.limits", "casckpt.errors", "casckpt.version"),
-    ("casckpt.format",),
+    ("casckpt.format", "casckpt.arguments"),
     ("casckpt.codec", "casckpt.index", "casckpt.storage"),
     ("casckpt.objects",),
     ("casckpt.state", "casckpt.replay"),

@@ -107,7 +107,7 @@ def test_reasons_and_what_is_continued_are_kept(tmp_path: Path) -> None:
         first, second = list_generations(store)
         assert (first.number, first.snapshot, first.reasons) == (1, None, ("new",))
         assert (second.number, second.snapshot) == (2, snapshot.id)
-        assert second.reasons == ("step 2 is not whole", "x" * 1000, "'\\ud800'")
+        assert second.reasons == ("step 2 is not whole", "x" * 999 + "…", "'\\ud800'")
         assert "generation 2 of main: from " + snapshot.id[:12] in str(second)
         assert second.to_dict()["pid"] == second.pid
 

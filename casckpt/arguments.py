@@ -1,0 +1,92 @@
+"""Arguments of public entries, looked at where they are given: each error names the one that is wrong.
+
+::
+
+    @checked(store=Store, failure=maybe(FailureInfo), step=WHOLE)
+    def recover(store, failure, step): …
+
+A kind is a type, or a test with the words for what was expected. Numbers are whatever Python or NumPy has for them;
+bool is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from casckpt.errors import InvalidInputError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Kind(NamedTuple):
+    """What an argument is to be, in words and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def kind_of(*types: type, words: str = "") -> Kind:
+    """One of some types."""
+    return Kind(words or " or ".join(f"a {each.__name__}" for each in types), lambda value: isinstance(value, types))
+
+
+def maybe(given: Kind | type) -> Kind:
+    """None will do, too."""
+    found = kind_of(given) if isinstance(given, type) else given
+    return Kind(f"{found.words}, or None", lambda value: value is None or found.fits(value))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Collection) and _is_list(value) and all(isinstance(each, str) for each in value)
+
+
+TEXT = kind_of(str, words="text")
+FLAG = kind_of(bool, words="True or False")
+PATH = kind_of(str, os.PathLike, words="a path")
+MAPPING = kind_of(Mapping, words="a mapping of names")
+WHOLE = Kind("an integer", lambda value: hasattr(value, "__index__") and not isinstance(value, bool))
+NUMBER = Kind("a number", lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool))
+FUNCTION = Kind("a function", callable)
+LIST = Kind("a list", _is_list)
+TEXTS = Kind("a list of texts", _are_texts)
+
+
+def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:
+    """Refuse the first argument that is not of its kind.
+
+    Raises:
+        InvalidInputError: names it, with what was expected.
+    """
+    for name, each in kinds.items():
+        found = kind_of(each) if isinstance(each, type) else each
+        if name in given and not found.fits(given[name]):
+            value = given[name]
+            raise InvalidInputError(
+                f"{name}={value!r:.80}: expected {found.words}, got {type(value).__name__}", name=name
+            )
+
+
+def checked(**kinds: Kind | type) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function whose arguments of these names must be of these kinds."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            check(kinds, signature.bind(*args, **kwargs).arguments)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
