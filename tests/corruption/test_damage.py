@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::casckpt.errors.StoreWarning")  
 
 PARTS = 4
 QUICK_STRIDES = {"every kind of entry": 149, "training": 307}
-FULL_STRIDES = {"every kind of entry": 1, "training": 3}  # its records are many and alike
+OF_A_KIND = {"every kind of entry": 10, "training": 4}  # cases of the full suite; its records are many and alike
+PAYLOADS = 5  # times as many of payloads: each is of another object, which others need
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,19 @@ def _cases(anatomy: Anatomy) -> list[Case]:
     return [*_region_cases(anatomy), *_file_cases(anatomy)]
 
 
+def _some_of_every_kind(cases: list[Case], count: int) -> list[Case]:
+    """So many cases, spread over all, of those that differ in nothing but the file and the record."""
+    kinds: dict[str, list[Case]] = {}
+    for case in cases:
+        kind = re.sub(r"(packs/)?\b[0-9a-f]{2,}\b|[0-9]+", "", case.label)
+        kinds.setdefault(kind, []).append(case)
+    found = []
+    for kind, members in kinds.items():
+        wanted = min(len(members), count * (PAYLOADS if kind.endswith("payload") else 1))
+        found += [members[number * len(members) // wanted] for number in range(wanted)]
+    return found
+
+
 @pytest.mark.few(1)
 def test_some_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path) -> None:
     cases = _cases(intact.anatomy)[:: QUICK_STRIDES[intact.history]]
@@ -245,8 +260,8 @@ def test_some_damage_is_local_named_and_never_restored(intact: Intact, tmp_path:
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_damage_is_local_named_and_never_restored(intact: Intact, tmp_path: Path, part: int) -> None:
-    cases = _cases(intact.anatomy)[part :: PARTS * FULL_STRIDES[intact.history]]
-    assert len(cases) > 50
+    cases = _some_of_every_kind(_cases(intact.anatomy), OF_A_KIND[intact.history])[part::PARTS]
+    assert len(cases) > 80
     for number, case in enumerate(cases):
         _check(intact, case, tmp_path, keeps_index=number % 2 == 0)
 

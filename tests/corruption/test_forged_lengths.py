@@ -111,11 +111,11 @@ def _footer_rows(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _forgeries(store: Path) -> Iterator[tuple[str, Path, bytes]]:
-    for path in sorted(store.glob("timeline/*/*"))[:6]:  # create, commits of both kinds, annotate
+    for path in sorted(store.glob("timeline/*/*"))[:4]:  # create, commits of both kinds, annotate
         for field in _entry_fields(path.read_bytes()):
             for number in FORGED:
                 yield f"{path.name} {field.name} = {number}", path, _forge(path.read_bytes(), field, number)
-    for path in sorted(store.glob("packs/*/*"))[:2]:
+    for path in sorted(store.glob("packs/*/*"))[:1]:  # all have the same structure
         for field in _pack_fields(path.read_bytes()):
             for number in FORGED:
                 yield f"{path.name[:8]} {field.name} = {number}", path, _forge(path.read_bytes(), field, number)
@@ -162,9 +162,9 @@ def _sweep(intact: Path, tmp_path: Path, stride: int) -> int:
 
 
 def test_some_forged_lengths_are_bounded_and_never_give_wrong_data(intact: Path, tmp_path: Path) -> None:
-    assert _sweep(intact, tmp_path, 37) > 3
+    assert _sweep(intact, tmp_path, 29) > 3
 
 
 @pytest.mark.full
 def test_every_forged_length_is_bounded_and_never_gives_wrong_data(intact: Path, tmp_path: Path) -> None:
-    assert _sweep(intact, tmp_path, 1) > 200
+    assert _sweep(intact, tmp_path, 1) > 120
