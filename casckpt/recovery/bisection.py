@@ -57,7 +57,11 @@ class Bisection(Value):
     def __str__(self) -> str:
         if self.first_bad is None:
             return f"the check fails nowhere ({len(self.tried)} steps tried)"
-        before = "it is the first step" if self.last_good is None else f"step {self.last_good.step} passes"
+        before = (
+            "it is the first step: does the check itself run?"
+            if self.last_good is None
+            else f"step {self.last_good.step} passes"
+        )
         doubt = f"; not judged in between: {', '.join(map(str, self.between))}" if self.between else ""
         return f"first failure {self.first_bad.step} ({before}; {len(self.tried)} steps tried){doubt}"
 

@@ -272,9 +272,12 @@ class RecoveryCoordinator:
                 continue
             if restored is not None:
                 return restored, snapshot
+        path = self._store.path
         raise IncompleteError(
             f"run {self._store.run!r} is not recovered, none of {len(snapshots)} snapshots passed: "
-            f"{few(reasons[known:])}. Look with `casckpt verify {self._store.path} --read-data`.",
+            f"{few(reasons[known:])}. Nothing older was tried. Where steps cannot be restored, `casckpt verify "
+            f"{path} --read-data` says why. Where they do not pass, `casckpt bisect {path} --check COMMAND` finds the "
+            "last that does: label those after it (`casckpt annotate … --label diverged=true`), and start again.",
             reasons=tuple(reasons),
         )
 

@@ -201,15 +201,17 @@ def survey(store: Store, policy: Policy) -> Situation:
     check = WholenessCheck(store._timeline, store._keeper, store._catalog)
     found: list[Snapshot] = []
     passed: list[str] = []
+    labelled_count = 0
     for snapshot_id in store._chooser.view(store._committer.position).ids(reverse=True):
         row = store._catalog.row(snapshot_id)
-        if row.step < policy.floor_step or (len(found) >= CANDIDATES_MAX and policy.metric is None):
+        if row.step < policy.floor_step or (len(found) - labelled_count >= CANDIDATES_MAX and policy.metric is None):
             break
         flaw = _flaw(store, check, snapshot_id, policy)
         if flaw:
             passed.append(f"step {row.step} ({short(snapshot_id)}) {flaw}")
         else:
             found.append(store._catalog.info(snapshot_id))
+            labelled_count += bool(_diverged_label(found[-1], policy))  # else they would hide what is before them
     passed = store._chooser.lost_after(found[0].seq if found else 0) + passed
     if not found:
         floor = f" from step {policy.floor_step} on" if policy.floor_step else ""

@@ -157,10 +157,12 @@ class Chooser:
         if not bad:
             return []
         more = f", and {len(bad) - 1} more up to entry {bad[-1].seq}" if len(bad) > 1 else ""
+        path, root = self._timeline.path(bad[0].seq), self._timeline.root
+        is_gone = bad[0].found_size < 0  # then nothing proves to a repair which file it was
+        how = f"copy {path} back" if is_gone else f"take it back (`casckpt repair {root} --from COPY --execute`)"
         return [
-            f"a newer step may be lost: {bad[0].reason.partition('. ')[0]}{more}. Before training goes on, bring it "
-            f"back from another copy of this store: its file below timeline/, or `casckpt repair {self._timeline.root} "
-            "--from COPY --execute`"
+            f"a newer step may be lost: {bad[0].reason.partition('. ')[0]}{more}. Before training goes on, {how} from "
+            "another copy of this store"
         ]
 
     def doubts(self) -> list[str]:

@@ -238,7 +238,7 @@ def _replace_entries(store: Store, source: Store | None, entries: Iterable[Entry
             fs.link(path, f"{folder}/entry-{each.seq}")
         fs.sync_folder(folder)
         _put(store, path, [data])
-    store._keeper.rebuild()
+    store._keeper.rebuild(at_least=store._keeper.applied().seq)  # a newest entry that is missing stays known
 
 
 class _Healer:

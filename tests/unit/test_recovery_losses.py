@@ -109,7 +109,9 @@ def test_newest_entry_of_all_that_went_without_a_trace_is_known_by_index_or_mark
     with store:
         (told,) = survey(store, Policy()).passed_over
         assert f"timeline entry {last} is missing" in told
+    assert call("repair", path, "--from", whole, "--execute").code == 1  # nothing proves which file it was
     with open_store(path) as store:  # and it stays known
+        assert str(entry_path(path, last)) in told
         assert survey(store, Policy()).passed_over == (told,)
         assert RecoveryCoordinator(store, marker=marker).recover(state(0)).generation == 2
     entry_path(path, last + 1).unlink()
@@ -119,6 +121,29 @@ def test_newest_entry_of_all_that_went_without_a_trace_is_known_by_index_or_mark
     assert report.step == 4
     assert any("the marker tells of generation 2" in why and "the timeline of 1" in why for why in report.reasons)
     assert any("had come to step 12, 8 beyond the newest" in why for why in report.reasons)
+
+
+def test_snapshots_that_are_labelled_as_diverged_hide_none_before_them(tmp_path: Path) -> None:
+    """However many they are: more than a recovery tries."""
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, state(1))
+        for step in range(2, 22):
+            store.commit(step, {"policy": {"w": np.full(8, np.nan)}}, labels={"diverged": "true"})
+        assert [each.step for each in RecoveryCoordinator(store).decide().snapshots] == [1]
+
+
+def test_refusal_where_no_snapshot_passes_names_the_way_to_the_last_good_one(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with open_store(tmp_path / "store") as store:
+        for step in range(1, 19):
+            store.commit(step, {"policy": {"w": torch.full((4,), float("nan"))}})
+        with pytest.raises(
+            casckpt.IncompleteError, match="none of 16 snapshots passed: step 18 does not pass"
+        ) as caught:
+            RecoveryCoordinator(store).recover({"policy": {"w": torch.zeros(4)}})
+    told = caught.value.message
+    assert told.index("casckpt bisect") < told.index("diverged=true")
+    assert "and 11 more reasons" in told and len(told) < 1500
 
 
 def test_restore_of_the_latest_tells_of_a_lost_entry_too(whole: Path, tmp_path: Path) -> None:
