@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from casckpt.engine.strategy import Recent, SaveStrategy
-from casckpt.errors import InvalidInputError
+from casckpt.errors import InvalidInputError, MismatchError
+from casckpt.replay.ring import Ring
+from casckpt.state.capture import capture
+from casckpt.state.target import Target
 from casckpt.state.walk import is_checkpointable
 
 
@@ -35,6 +38,28 @@ class Component:
         self.is_overdue = False
         self.manifest = ""
         self.is_told_unchanged = False
+
+    def check_restorable(self) -> None:
+        """Refuse a tree that no restore could fill: better before the training than after a crash.
+
+        What a restore may leave alone is let through, and so is what loads itself. Cost: the structure, once more.
+
+        Raises:
+            InvalidInputError: a part of it cannot change.
+            UnsupportedStateError: a part of it cannot be stored.
+        """
+        if self.strategy.necessity != "exact" or isinstance(self.target, Ring) or is_checkpointable(self.target):
+            return
+        captured = capture(self.name, self.target)
+        try:
+            Target(self.name, self.target, captured.structure).check(captured.scalars, allow_pickle=True)
+        except MismatchError as error:
+            raise InvalidInputError(
+                f"component {self.name!r}: what is registered cannot be put back: {error.message} Register what holds "
+                "it, functions (register(name, get, load=put)), or say necessity='reloadable' and name it in "
+                "`restore(leave=[…])`.",
+                component=self.name,
+            ) from error
 
     def count_from(self, step: int, now_s: float) -> None:
         """Begin a new interval here."""

@@ -41,13 +41,20 @@ from casckpt.engine.saves import Facts, Saves
 from casckpt.engine.signals import listening
 from casckpt.engine.strategy import Layer, SaveStrategy
 from casckpt.engine.templates import CoverageReport
-from casckpt.errors import AlreadyExistsError, InvalidInputError, NotFoundError, SaveFailedError, StepOrderError
+from casckpt.errors import (
+    AlreadyExistsError,
+    CasckptError,
+    InvalidInputError,
+    NotFoundError,
+    SaveFailedError,
+    StepOrderError,
+)
 from casckpt.format.entry import MetricValue
 from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.state.rng import RngState
 from casckpt.state.rng_guard import RngGuard
 from casckpt.state.seeding import stream_seed
-from casckpt.store.background import SaveHandle
+from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
 from casckpt.store.catalog import check_name, check_step
 from casckpt.store.opening import open_store
 from casckpt.store.store import Store
@@ -110,17 +117,19 @@ class CheckpointEngine:
         self._clock = clock
         self._components: dict[str, Component] = {}
         self._budget = SaveBudget(self.config.save_budget)
-        self._saves = Saves(self._budget, self._components, clock, self._after_commit)
+        in_flight_max = self.config.queue_size + 1 if self.config.overlap == "queue" else IN_FLIGHT_MAX
+        self._saves = Saves(self._budget, self._components, clock, self._after_commit, in_flight_max)
         settings = self.config.maintenance if maintenance is None else None
         self._own_maintenance = settings.begin() if settings is not None else None
         self._maintenance = maintenance or self._own_maintenance
         self._is_placed = store.step is None  # nothing to continue, or restored
+        self._is_torn = False  # by a restore that stopped half way
         self._points = SafePoints()
         self._alive = Alive(store, self._saves)
         self._request = ""
         self._untaken = set(self.config.components)  # strategies that wait for a component of their name
         self._guards: list[RngGuard] = []  # of the streams that were restored, until the first update
-        self._is_covered = False
+        self._is_covered = self._is_idle_told = False
         self._stop = 0
         self._is_closed = False
         self._owns_store = False
@@ -176,6 +185,7 @@ class CheckpointEngine:
             )
         component = Component(name, provider, load, chosen)
         self._reserve([component])
+        component.check_restorable()
         component.count_from(self.global_step, self._clock())
         self._components[name] = component
         self._untaken.discard(name)
@@ -219,9 +229,8 @@ class CheckpointEngine:
 
     def _reserve(self, components: list[Component]) -> None:
         if self.config.async_mode:
-            queue_size = self.config.queue_size if self.config.overlap == "queue" else 1
             state = {each.name: each.target for each in components}
-            self.store.reserve(state, in_flight_max=queue_size + 1)
+            self.store.reserve(state, in_flight_max=self._saves.in_flight_max)
 
     # --- safe points ---
 
@@ -354,7 +363,7 @@ class CheckpointEngine:
         Before a restore there is nothing to save: what is registered is not what the run was.
         """
         with self._points.in_pause() as is_paused:
-            is_saved = is_paused and self._is_placed
+            is_saved = is_paused and self._is_placed and not self._is_torn
             if is_saved:
                 self._save(list(self._components.values()), None, {"requested": name}, is_async=False)
             return is_saved
@@ -393,6 +402,8 @@ class CheckpointEngine:
             SaveFailedError: an earlier save failed and nobody was told.
             InvalidInputError: `reseed` is no integer from 0 to 2**63 - 1, or no `RngState` is registered.
             NotFoundError: there is no such snapshot, or no component of a name in `leave`.
+            IncompleteError with `touched`, or what an object's own `load_state_dict` raises: it stopped half way, and
+                `step` and `save` are refused until a restore succeeds.
             Otherwise as `Store.resume_into`; then nothing was touched.
         """
         self._enter("restore", is_placing=True)
@@ -402,15 +413,19 @@ class CheckpointEngine:
         ref = "latest" if step == -1 else step
         left = self._left(leave, ref)
         targets = {name: target for name, target in self.targets().items() if name not in left}
-        report = self.store.resume_into(
-            targets,
-            ref,
-            strict=strict,
-            branch=branch,
-            leave=[*left, *self.captured_only()],
-            allow_mixed=allow_mixed,
-            allow_pickle=allow_pickle,
-        )
+        try:
+            report = self.store.resume_into(
+                targets,
+                ref,
+                strict=strict,
+                branch=branch,
+                leave=[*left, *self.captured_only()],
+                allow_mixed=allow_mixed,
+                allow_pickle=allow_pickle,
+            )
+        except BaseException as error:  # a typed one without `touched` came before anything was touched
+            self._is_torn |= not isinstance(error, CasckptError) or "touched" in error.facts
+            raise
         self._place(report)
         if reseed is not None:
             for rng in streams:
@@ -467,7 +482,7 @@ class CheckpointEngine:
         self.global_step = 0 if snapshot is None else snapshot.step
         self._saves.committed = set() if snapshot is None else set(snapshot.components)
         self._saves.labels = {}  # of what was before
-        self._is_placed = True
+        self._is_placed, self._is_torn = True, False
         for component in self._components.values():
             stored = snapshot.components.get(component.name) if snapshot is not None else None
             component.count_from(self.global_step if stored is None else stored.step, self._clock())
@@ -488,12 +503,14 @@ class CheckpointEngine:
     # --- the end ---
 
     def wait(self, timeout_s: float | None = DRAIN_TIMEOUT_S) -> None:
-        """Wait until every save under way is durable; None for as long as it takes.
+        """Wait until every save under way is durable; None for as long as it takes. In a forked child nothing happens.
 
         Raises:
             SaveFailedError: one failed and nobody was told.
             BusyError: one is still under way after `timeout_s`, in all; it names the steps.
         """
+        if self._points.is_elsewhere:
+            return
         self._saves.drain(timeout_s)
         self._collect()
 
@@ -546,6 +563,11 @@ class CheckpointEngine:
                 f"run {self.store.run!r} has snapshots up to step {self.store.step}, and this training was not "
                 "restored from them. Call `restore()` first, or open the store under another run name."
             )
+        if not is_placing and self._is_torn:
+            raise InvalidInputError(
+                f"{what}: the last restore stopped half way, and what is registered belongs to no one step. Call "
+                "`restore()` again, of another step if need be."
+            )
 
     def _save_due(self, metrics: Mapping[str, MetricValue] | None) -> SaveHandle | None:
         if self._maintenance is not None and not self._maintenance.may_save():
@@ -553,6 +575,8 @@ class CheckpointEngine:
         now_s = self._clock()
         waiting = [each for each in self._components.values() if not self._is_being_added(each)]
         due = due_layers(waiting, self.global_step, now_s)
+        if not due and not self._is_idle_told:
+            self._tell_idle()
         affordable, postponed = self._budget.affordable(due, now_s)
         for layer in postponed:
             self._tell_interval(layer)
@@ -570,6 +594,14 @@ class CheckpointEngine:
     def _after_commit(self) -> None:
         if self._maintenance is not None:
             self._maintenance.after_commit(self.store)
+
+    def _tell_idle(self) -> None:
+        self._is_idle_told = True
+        if not any(each.strategy.has_cadence for each in self._components.values()):
+            log.warning(
+                "no component has a cadence: `step` saves nothing by itself, only `save` and `request_save` do. "
+                "Register with SaveStrategy(every_steps=…) or (every_seconds=…) what is to be saved."
+            )
 
     def _tell_interval(self, layer: Layer) -> None:
         """A busy training has this at every save: told when it begins, and when the count has doubled."""

@@ -20,7 +20,7 @@ from casckpt.engine.budget import SaveBudget
 from casckpt.engine.component import Component
 from casckpt.errors import BusyError, StoreWarning
 from casckpt.format.entry import MetricValue
-from casckpt.store.background import IN_FLIGHT_MAX, SaveHandle
+from casckpt.store.background import SaveHandle
 from casckpt.store.draft import REST
 from casckpt.store.store import Store
 from casckpt.store.values import Snapshot
@@ -85,6 +85,7 @@ class Saves:
     Attributes:
         registered: its components by name.
         after_commit: called for each new snapshot.
+        in_flight_max: how many snapshots may be under way before the loop waits.
         committed: components of the newest snapshot known to be durable.
         dropped: components that the next snapshot leaves out.
         labels: of the next save, beside its own.
@@ -94,6 +95,7 @@ class Saves:
     registered: dict[str, Component]
     clock: Callable[[], float]
     after_commit: Callable[[], None]
+    in_flight_max: int
     counts: Counts = field(default_factory=Counts)
     under_way: list[Save] = field(default_factory=list)
     committed: set[str] = field(default_factory=set)
@@ -128,7 +130,7 @@ class Saves:
         known = self.known()  # what no snapshot has yet is critical: each must be complete
         critical = [each for each in components if each.name not in known or not each.strategy.is_best_effort]
         later = [each for each in components if each not in critical]
-        started_s, has_to_wait = self.clock(), self.critical_count() >= IN_FLIGHT_MAX
+        started_s, has_to_wait = self.clock(), self.critical_count() >= self.in_flight_max
         owed = Owed(self.labels, tuple(sorted(self.dropped & known)))
         given = self._given(critical, facts)
         handle = store.commit_async(step, inherit=REST, drop=owed.dropped, config=facts.config, **given)

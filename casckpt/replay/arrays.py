@@ -13,7 +13,8 @@ from casckpt.replay.contract import Position
 class Arrays:
     """Columns of equal length, one row per slot, and an object that knows where the ring stands.
 
-    The rows of a memory map are read when a commit stores them: what it stored is its own.
+    The rows of a memory map are read when a commit stores them: what it stored is its own. Where a column is what the
+    owner has under its name, and the owner is given another array there (it grew, say), that one is the column.
 
     Args:
         columns: name → array or tensor of shape (capacity, …), numpy or torch, on any device; or an object with
@@ -59,12 +60,29 @@ class Arrays:
         self._mutable = dict(mutable) if isinstance(mutable, Mapping) else {name: columns[name] for name in names}
         if names:
             self.rearrange = self._rearrange
+        self._of_owner = [name for name, column in columns.items() if _find(owner, name) is column]
+        self.replaced_count = 0
+        self._measure()
+
+    def _measure(self) -> None:
+        columns = {**self._columns, **(self._mutable if hasattr(self, "rearrange") else {})}
         lengths = {name: (getattr(column, "shape", None) or (None,))[0] for name, column in columns.items()}
         if len(set(lengths.values())) != 1 or not (capacity := next(iter(lengths.values()))):
             raise InvalidInputError(f"columns need one row per slot each, found {lengths}", lengths=lengths)
         self._capacity = capacity
 
+    def _follow(self) -> None:
+        """Take the owner's arrays for those that it had before under the same names."""
+        replaced = False
+        for name in self._of_owner:
+            columns, now = (self._columns if name in self._columns else self._mutable), _get(self._owner, name)
+            replaced, columns[name] = replaced or now is not columns[name], now
+        if replaced:
+            self.replaced_count += 1
+            self._measure()
+
     def position(self) -> Position:
+        self._follow()
         if self._total is not None:
             total = _number(self._owner, self._total)
             return Position(self._capacity, total % self._capacity, min(total, self._capacity), total)
@@ -74,9 +92,11 @@ class Arrays:
         return Position(self._capacity, head % self._capacity, count, None)
 
     def columns(self) -> Mapping[str, Any]:
+        self._follow()
         return self._columns
 
     def mutable(self) -> Any:
+        self._follow()
         return self._mutable
 
     def place(self, position: Position) -> None:
@@ -106,6 +126,10 @@ def _get(owner: Any, name: str) -> Any:
         return owner[name] if isinstance(owner, Mapping) else getattr(owner, name)
     except (KeyError, AttributeError):
         raise InvalidInputError(f"a {type(owner).__name__} without {name!r}: the ring's place is not there") from None
+
+
+def _find(owner: Any, name: Any) -> Any:
+    return owner.get(name) if isinstance(owner, Mapping) else getattr(owner, str(name), None)
 
 
 def _number(owner: Any, name: str) -> int:

@@ -70,7 +70,8 @@ class Buffer(Protocol):
 
     Two more methods are used where they are there: `append(rows)`, which a restore gives mappings of column to array,
     oldest rows first, after None to clear the buffer, instead of assigning slots; and `rearrange(moves)`, given (old
-    slot, new slot, rows) where rows get other slots than they had, for what `mutable` has by slot.
+    slot, new slot, rows) where rows get other slots than they had, for what `mutable` has by slot. A number
+    `replaced_count` that grew since the last commit says that columns are other objects now: then every row is read.
     """
 
     def position(self) -> Position:

@@ -195,7 +195,8 @@ class Ring:
 
     def _forms_now(self) -> dict[str, Any]:
         """What would show that columns are not those of before: cheaper than describing them."""
-        return {name: _form_of(column) for name, column in self.buffer.columns().items()}
+        forms = {name: _form_of(column) for name, column in self.buffer.columns().items()}
+        return {**forms, "": getattr(self.buffer, "replaced_count", 0)}
 
     def columns(self) -> dict[str, Column]:
         """What the buffer's columns are: kind, dtype, shape and bytes of a row."""

@@ -44,6 +44,22 @@ def test_whichever_of_steps_and_seconds_comes_first_makes_a_save_due(store: Any,
     assert store.steps() == [4, 10, 15, 20, 30]
 
 
+def test_engine_that_would_never_save_anything_says_so_once(
+    store: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, _ = engine_of(store, clock, policy=SaveStrategy(), counters=SaveStrategy())
+    for step in range(1, 4):
+        engine.step(step)
+    assert [record.message for record in caplog.records if "no component has a cadence" in record.message] == [
+        "no component has a cadence: `step` saves nothing by itself, only `save` and `request_save` do. "
+        "Register with SaveStrategy(every_steps=…) or (every_seconds=…) what is to be saved."
+    ]
+    caplog.clear()
+    other, _ = engine_of(store, clock, policy=SaveStrategy(), counters=SaveStrategy(every_steps=10))
+    other.step(5)
+    assert (caplog.records, store.steps()) == ([], [])
+
+
 def test_slow_step_saves_only_when_it_is_over(store: Any, clock: Clock) -> None:
     engine, _ = engine_of(store, clock, policy=SaveStrategy(every_seconds=60))
     engine.step(1)

@@ -15,7 +15,7 @@ import torch
 
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.engine.strategy import Recent, SaveStrategy
-from casckpt.errors import AlreadyExistsError, BusyError, InvalidInputError, NotFoundError
+from casckpt.errors import AlreadyExistsError, BusyError, InvalidInputError, MismatchError, NotFoundError
 from tests.engine.clocks import GATE_TIMEOUT_S, Clock, Disk, open_timed
 from tests.unit.stores import open_store
 
@@ -136,6 +136,7 @@ with casckpt.open(sys.argv[1], create=True, system=System(file_system=Held(Local
                     assert f"process {os.getppid()}" in str(error), error
                 else:
                     sys.exit(3)
+            engine.wait()
             sys.exit(0)  # through both `with` blocks, which wait for nothing here
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         gate.set()
@@ -258,3 +259,69 @@ def test_request_and_what_is_due_outlive_a_provider_that_raises(store: Any, cloc
     assert handle is not None and handle.result().labels == {"requested": "asked for"}
     assert store.restore(3) == {"often": {"n": 3}, "rare": {"a": 1}}
     assert store.steps() == [1, 3]
+
+
+# --- what a restore could not put back ---
+
+
+def read_only() -> np.ndarray[Any, Any]:
+    array = np.arange(5)
+    array.flags.writeable = False
+    return array
+
+
+FIXED: dict[str, Any] = {
+    "tuple of numbers": (1, 2),
+    "frozen set": frozenset([1]),
+    "read-only array": {"a": [read_only()]},
+    "array in a tuple": (read_only(), torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("async_mode", [True, False])
+@pytest.mark.parametrize("what", FIXED)
+def test_what_no_restore_could_put_back_is_refused_before_training_and_not_after_the_crash(
+    store: Any, clock: Clock, what: str, async_mode: bool
+) -> None:
+    engine = CheckpointEngine(store, clock=clock, async_mode=async_mode)
+    with pytest.raises(InvalidInputError, match=r"component 'fixed': .*cannot be put back.*necessity='reloadable'"):
+        engine.register("fixed", FIXED[what], EVERY)
+    engine.register("fixed", FIXED[what], SaveStrategy(every_steps=1, necessity="reloadable"))
+    engine.register("tuple", (torch.ones(2), np.zeros(3), {"n": 1}), EVERY)
+    engine.save(1, async_mode=False)
+    with pytest.raises(MismatchError, match="fixed"):
+        engine.restore()
+    assert engine.restore(leave=["fixed"]).step == 1
+
+
+class Broken:
+    """Says its state, and cannot take it."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise KeyError("its own mistake")
+
+
+def test_training_that_was_restored_half_way_saves_nothing_until_it_is_restored_whole(store: Any, clock: Clock) -> None:
+    engine, counters, broken = CheckpointEngine(store, clock=clock), {"n": 1}, Broken()
+    engine.register("counters", counters, EVERY)
+    engine.register("other", broken, EVERY)
+    engine.save(1, async_mode=False)
+    counters["n"] = 2
+    engine.save(2, async_mode=False)
+    counters["extra"] = 3
+    with pytest.raises(MismatchError, match="Nothing was touched"):
+        engine.restore(1)
+    del counters["extra"]
+    engine.save(3, async_mode=False)  # as it was, and so it goes on
+    with pytest.raises(KeyError, match="its own mistake"):
+        engine.restore(1)
+    for call in (engine.step, engine.save):
+        with pytest.raises(InvalidInputError, match="stopped half way"):
+            call(4)
+    broken.load_state_dict = lambda state: None  # type: ignore[method-assign]
+    assert engine.restore(1).step == 1
+    assert counters == {"n": 1}
+    engine.save(2, async_mode=False)

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 import casckpt
-from casckpt.errors import ConcurrentMutationError, IncompleteError, MismatchError, StoreWarning, UnsupportedStateError
+from casckpt.errors import (
+    ConcurrentMutationError,
+    IncompleteError,
+    InvalidInputError,
+    MismatchError,
+    StoreWarning,
+    UnsupportedStateError,
+)
 from casckpt.replay import Arrays, Ring, Sliced
 from tests.unit.rings import PlainRing, assert_rows
 from tests.unit.stores import open_store
@@ -67,6 +74,46 @@ def test_columns_that_became_others_are_stored_as_they_are(
         assert_rows(found, {name: np.asarray(column)[rows] for name, column in FORMS[form].items()})
         assert [type(each) for each in found.values()] == [type(each) for each in FORMS[form].values()]
         assert_rows(store.restore(1)["replay"].last(100), {"a": WORDS})
+
+
+@pytest.mark.parametrize("commit", COMMITS.values(), ids=COMMITS)
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_ring_that_grew_into_other_arrays_is_stored_as_it_is(store_path: Path, trust: str, commit: Commit) -> None:
+    buffer = PlainRing(100)
+    ring = buffer.ring(trust=trust)
+    with open_store(store_path) as store:
+        buffer.add(80)
+        commit(store, 1, {"replay": ring})
+        for name, column in buffer.columns().items():
+            setattr(buffer, name, np.concatenate([column, np.zeros_like(column)]))
+        buffer.capacity = 200
+        buffer.add(70)
+        commit(store, 2, {"replay": ring})
+        assert store.restore(2)["replay"].capacity == 200
+        assert_rows(store.restore(2)["replay"].rows(0, 150), buffer.expected(0, 150))
+        assert_rows(store.restore(1)["replay"].rows(0, 80), buffer.expected(0, 80))
+        buffer.obs = buffer.obs.copy()  # the same form; and old rows that the counter would not tell of
+        buffer.obs[3] = 1
+        buffer.add(1)
+        commit(store, 3, {"replay": ring})
+        assert (store.restore(3)["replay"].rows(3, 4)["obs"] == 1).all()
+        store.resume_into({"replay": ring}, 2)
+        assert_rows({name: column[:150] for name, column in buffer.columns().items()}, buffer.expected(0, 150))
+
+
+def test_column_beside_the_rows_that_is_given_anew_is_stored_as_it_is(store_path: Path) -> None:
+    buffer = PlainRing(10)
+    ring = buffer.ring(trust="counter", mutable=("done",))
+    buffer.add(10)
+    with open_store(store_path) as store:
+        store.commit(1, {"replay": ring})
+        buffer.done = ~buffer.done
+        store.commit(2, {"replay": ring})
+        assert (store.restore(2)["replay"].mutable["done"] == buffer.done).all()
+        assert (store.restore(1)["replay"].mutable["done"] == ~buffer.done).all()
+        buffer.done = np.zeros(9, np.bool_)
+        with pytest.raises(InvalidInputError, match="one row per slot each"):
+            store.commit(3, {"replay": ring})
 
 
 def test_columns_that_are_strided_are_stored_and_restored(store_path: Path) -> None:

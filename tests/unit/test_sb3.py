@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -473,6 +474,53 @@ def test_learn_that_would_begin_anew_after_a_resume_is_refused(open_store: Any) 
     start = resume(model, callback, TOTAL)
     with pytest.raises(casckpt.InvalidInputError, match=r"at step 32 of 96, and learn\(\) started at step 0 of 64"):
         model.learn(start.remaining, callback=callback)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*total_timesteps:casckpt.ConfigDriftWarning")
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_objects_that_a_model_is_given_between_two_trainings_are_those_that_are_stored(
+    has_engine: bool, open_store: Any
+) -> None:
+    store, model = open_store(), off_policy(DQN, "CartPole-v1")
+    engine = casckpt.CheckpointEngine(store, save_budget=None) if has_engine else None
+    callback = CheckpointCallback(engine or store, every_steps=1)
+    model.learn(40, callback=callback)
+    model.replay_buffer = copy.deepcopy(model.replay_buffer)
+    model.set_env(make_vec_env("CartPole-v1", 1, seed=9))
+    model.policy.optimizer = torch.optim.SGD(model.policy.q_net.parameters(), lr=0.125, momentum=0.5)
+    model.learn(8, reset_num_timesteps=False, callback=callback)
+    stored = store.restore(48)
+    assert stored["replay_buffer"].total == model.replay_buffer.pos == 48
+    newest = stored["replay_buffer"].last(1)["observations"]
+    assert (newest[0] == model.replay_buffer.observations[47]).all()
+    assert stored["policy.optimizer"]["param_groups"][0]["momentum"] == 0.5
+    env = make_vec_env("CartPole-v1", 1, seed=0).envs[0]
+    EnvState(env).load_state_dict(stored["env"]["environments"][0])
+    assert env.unwrapped.state == pytest.approx(model.env.envs[0].unwrapped.state, abs=0.0)
+
+
+@pytest.mark.full
+def test_buffer_that_takes_the_place_of_a_restored_one_is_refused_and_one_of_a_new_run_is_stored(
+    open_store: Any, tmp_path: Path
+) -> None:
+    collected = off_policy(DQN, "CartPole-v1")
+    collected.learn(24)
+    collected.save_replay_buffer(tmp_path / "rows.pkl")
+    store = open_store()
+
+    def begin() -> tuple[Any, CheckpointCallback, Any]:
+        model, callback = off_policy(DQN, "CartPole-v1"), CheckpointCallback(store, every_steps=1)
+        start = resume(model, callback, 32)
+        model.load_replay_buffer(tmp_path / "rows.pkl")
+        return model, callback, start
+
+    model, callback, start = begin()
+    model.learn(8, reset_num_timesteps=start.is_fresh, callback=callback)
+    assert store.restore(8)["replay_buffer"].total == 32  # what was collected before, and eight rows
+    model, callback, start = begin()
+    with pytest.raises(casckpt.InvalidInputError, match="another replay_buffer after resume"):
+        model.learn(start.remaining, reset_num_timesteps=start.is_fresh, callback=callback)
 
 
 def test_model_of_another_shape_is_refused_and_nothing_is_touched(open_store: Any) -> None:

@@ -24,7 +24,7 @@ from stable_baselines3.common.utils import safe_mean
 
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.errors import InvalidInputError, StoreWarning, UnsupportedStateError
-from casckpt.integrations.sb3._components import NECESSITY, components
+from casckpt.integrations.sb3._components import NECESSITY, components, replaceable
 from casckpt.integrations.sb3._siblings import Siblings
 from casckpt.integrations.sb3._sinks import EngineSink, StoreSink
 from casckpt.store.store import Store
@@ -97,6 +97,7 @@ class CheckpointCallback(BaseCallback):
         self._labels = dict(labels or {})
         self._strict = strict
         self._state: dict[str, Any] = {}
+        self._bound: dict[str, Any] = {}  # what the components were made of
         self._siblings = Siblings(self)
         self._saved_step: int | None = None
         self._expected: tuple[int, int] | None = None  # step and total at which learn() must begin after a resume
@@ -107,12 +108,32 @@ class CheckpointCallback(BaseCallback):
     # --- what a training calls ---
 
     def _init_callback(self) -> None:
+        replaced = self._replaced(self.model)
+        if self._expected is not None and replaced:
+            raise InvalidInputError(
+                f"the model was given another {', '.join(replaced)} after resume(): what was restored is not there any "
+                "more. Give it before `resume`.",
+                replaced=replaced,
+            )
         self._bind(self.model)
 
     def _bind(self, model: BaseAlgorithm) -> None:
+        """Make components of a model, or of what it was given since: a commit stores what is trained, and no other."""
+        replaced = self._replaced(model)
+        if not replaced:
+            return
+        is_same = bool(self._state) and self._state["progress"].model is model
+        kept = {name: part for name, part in self._state.items() if is_same and name not in replaced}
+        self._state = {**components(model, **self._options), "callbacks": self._siblings, **kept}
+        self._bound = replaceable(model)
+        self._sink.bind(self._state)
+
+    def _replaced(self, model: BaseAlgorithm) -> list[str]:
+        """Which components refer to other objects than this model's; all of them for another model."""
         if not self._state or self._state["progress"].model is not model:
-            self._state = {**components(model, **self._options), "callbacks": self._siblings}
-            self._sink.bind(self._state)
+            return ["model"]
+        now = replaceable(model)
+        return sorted(name for name in {*now, *self._bound} if now.get(name) is not self._bound.get(name))
 
     def _on_training_start(self) -> None:
         self._check_start()
@@ -141,6 +162,7 @@ class CheckpointCallback(BaseCallback):
         if not self._has_rollout or step == self._saved_step:
             self._sink.finish(None, **self._about())
             return
+        self._bind(self.model)
         self._state["progress"].boundary = _TRAINING_END
         self._sink.finish(step, **self._about())
         self._saved_step = step
@@ -148,6 +170,7 @@ class CheckpointCallback(BaseCallback):
     # --- saving ---
 
     def _offer(self) -> None:
+        self._bind(self.model)
         step = self.model.num_timesteps
         self._state["progress"].boundary = _ROLLOUT_START
         if self._sink.offer(step, self._saved_step or 0, **self._about()):

@@ -77,6 +77,12 @@ def components(
     return {**found, **(extra or {})}
 
 
+def replaceable(model: BaseAlgorithm) -> dict[str, Any]:
+    """What a component refers to, by its name, where a model can be given another object: only the others ask it."""
+    found = {**_networks(model), "replay_buffer": getattr(model, "replay_buffer", None)}
+    return {**found, "normalizer": model.get_vec_normalize_env(), "env": model.env}
+
+
 def _networks(model: BaseAlgorithm) -> dict[str, Any]:
     """Modules, optimizers and single tensors, under the names of SB3's own parameters."""
     modules, tensors = model._get_torch_save_params()

@@ -84,8 +84,12 @@ class EngineSink:
         self._every_steps = every_steps
         self._necessity = necessity
         self._config = dict(engine.training_config or {})
+        self._names: list[str] = []
 
     def bind(self, state: Mapping[str, Any]) -> None:
+        for name in self._names:  # whose state was elsewhere
+            self._engine.drop(name)
+        self._names = list(state)
         for name, part in state.items():
             strategy = SaveStrategy(every_steps=self._every_steps, necessity=self._necessity.get(name, "exact"))
             self._engine.register(name, part, None if name in self._engine.config.components else strategy)
