@@ -8,10 +8,13 @@ equals, of `every_seconds`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 
 from casckpt.engine.component import Component
 from casckpt.engine.strategy import Layer
+
+log = logging.getLogger("casckpt.engine")
 
 
 def due_layers(components: Iterable[Component], step: int, now_s: float) -> set[Layer]:
@@ -23,3 +26,12 @@ def with_more_frequent(components: Iterable[Component], layers: Collection[Layer
     """All components that a capture of these layers takes along; none when there are no layers."""
     rarest = max(layers, default=None)
     return [] if rarest is None else [each for each in components if each.strategy.layer <= rarest]
+
+
+def tell_if_idle(components: Iterable[Component]) -> None:
+    """Say in the log when none of these ever becomes due."""
+    if not any(each.strategy.has_cadence for each in components):
+        log.warning(
+            "no component has a cadence: `step` saves nothing by itself, only `save` and `request_save` do. "
+            "Register with SaveStrategy(every_steps=…) or (every_seconds=…) what is to be saved."
+        )

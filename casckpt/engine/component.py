@@ -54,9 +54,10 @@ class Component:
         try:
             Target(self.name, self.target, captured.structure).check(captured.scalars, allow_pickle=True)
         except MismatchError as error:
+            found = "; ".join(f"{path}: expected {wanted}, found {live}" for path, wanted, live, *_ in error.differences)
             raise InvalidInputError(
-                f"component {self.name!r}: what is registered cannot be put back: {error.message} Register what holds "
-                "it, functions (register(name, get, load=put)), or say necessity='reloadable' and name it in "
+                f"component {self.name!r}: what is registered cannot be put back: {found}. Register what holds it, "
+                "functions (register(name, get, load=put)), or say necessity='reloadable' and name it in "
                 "`restore(leave=[…])`.",
                 component=self.name,
             ) from error

@@ -30,7 +30,7 @@ from typing import Any
 
 from casckpt.engine.alive import Alive
 from casckpt.engine.budget import SaveBudget
-from casckpt.engine.cadence import due_layers, with_more_frequent
+from casckpt.engine.cadence import due_layers, tell_if_idle, with_more_frequent
 from casckpt.engine.component import Component
 from casckpt.engine.config import EngineConfig, read_config
 from casckpt.engine.coverage import cover
@@ -576,7 +576,8 @@ class CheckpointEngine:
         waiting = [each for each in self._components.values() if not self._is_being_added(each)]
         due = due_layers(waiting, self.global_step, now_s)
         if not due and not self._is_idle_told:
-            self._tell_idle()
+            self._is_idle_told = True
+            tell_if_idle(self._components.values())
         affordable, postponed = self._budget.affordable(due, now_s)
         for layer in postponed:
             self._tell_interval(layer)
@@ -594,14 +595,6 @@ class CheckpointEngine:
     def _after_commit(self) -> None:
         if self._maintenance is not None:
             self._maintenance.after_commit(self.store)
-
-    def _tell_idle(self) -> None:
-        self._is_idle_told = True
-        if not any(each.strategy.has_cadence for each in self._components.values()):
-            log.warning(
-                "no component has a cadence: `step` saves nothing by itself, only `save` and `request_save` do. "
-                "Register with SaveStrategy(every_steps=…) or (every_seconds=…) what is to be saved."
-            )
 
     def _tell_interval(self, layer: Layer) -> None:
         """A busy training has this at every save: told when it begins, and when the count has doubled."""
