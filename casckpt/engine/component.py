@@ -54,7 +54,8 @@ class Component:
         try:
             Target(self.name, self.target, captured.structure).check(captured.scalars, allow_pickle=True)
         except MismatchError as error:
-            found = "; ".join(f"{path}: expected {wanted}, found {got}" for path, wanted, got, *_ in error.differences)
+            differences = error.facts["differences"]
+            found = "; ".join(f"{path}: expected {wanted}, found {got}" for path, wanted, got, *_ in differences)
             raise InvalidInputError(
                 f"component {self.name!r}: what is registered cannot be put back: {found}. Register what holds it, "
                 "functions (register(name, get, load=put)), or say necessity='reloadable' and name it in "
