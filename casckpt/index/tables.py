@@ -70,7 +70,8 @@ UNREADABLE = -2  # a pack's `found_size` when the medium refused to give its tab
 BAD = b"bad:"  # meta keys: then the entry's number, 8 bytes
 EPOCH = b"epoch:"  # meta keys: then the epoch's number, 8 bytes
 UNTOLD = b"untold"  # meta key: there were epochs that no entry names when the index was made
-UNCOUNTED = b"uncounted:"  # meta keys: then the id of a live manifest or node that could not be read
+UNCOUNTED = b"uncounted:"  # meta keys: then the id of a live manifest or node that could not be read …
+UNDECODABLE = b"undecodable"  # … or, by this value, was read, and is none: it never will be
 INEXACT = b"inexact"  # meta key: something else could not be read when an entry was applied
 GENERATION = b"generation:"  # meta keys: then run, NUL and number, 8 bytes
 
@@ -350,9 +351,9 @@ def read_meta(txn: KvReader, prefix: bytes, kind: type[T]) -> list[T]:
     return [msgspec.msgpack.decode(value, type=kind) for _, value in _scan_meta(txn, prefix)]
 
 
-def meta_keys(txn: KvReader, prefix: bytes) -> list[bytes]:
-    """The keys of such rows, without the prefix (UNCOUNTED)."""
-    return [key[len(prefix) :] for key, _ in _scan_meta(txn, prefix)]
+def unread_objects(txn: KvReader) -> list[ObjectId]:
+    """Live manifests and nodes that could not be read."""
+    return [ObjectId(key[len(UNCOUNTED) :]) for key, value in _scan_meta(txn, UNCOUNTED) if value != UNDECODABLE]
 
 
 def _scan_meta(txn: KvReader, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

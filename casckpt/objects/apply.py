@@ -50,6 +50,7 @@ from casckpt.index.tables import (
     INLINE,
     PENDING,
     UNCOUNTED,
+    UNDECODABLE,
     UNTOLD,
     Applied,
     BranchRow,
@@ -437,12 +438,14 @@ def count_edges(txn: KvWriter, children: dict[ObjectId, int], change: int, read_
             continue
         if change < 0 and txn.delete("meta", UNCOUNTED + object_id):
             continue  # it never passed anything on
+        plain: bytes | None = None
         try:
-            below = _children_of(object_id, children[object_id], read_object(object_id, txn))
-        except CasckptError as error:
+            plain = read_object(object_id, txn)
+            below = _children_of(object_id, children[object_id], plain)
+        except CasckptError as error:  # damaged or not here: verify reports it
             _raise_passing(error)
-            key = UNCOUNTED + object_id if change > 0 else INEXACT  # damaged or not here: verify reports it
-            txn.put("meta", key, b"")
+            reason = UNDECODABLE if plain is not None and isinstance(error, CorruptionError) else b""
+            txn.put("meta", UNCOUNTED + object_id if change > 0 else INEXACT, reason)
             continue
         count_edges(txn, below, change, read_object)
 

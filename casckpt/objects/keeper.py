@@ -38,7 +38,6 @@ from casckpt.index.tables import (
     INEXACT,
     PENDING,
     TABLES,
-    UNCOUNTED,
     UNREADABLE,
     UNTOLD,
     Applied,
@@ -47,10 +46,10 @@ from casckpt.index.tables import (
     decode_pack_row,
     epoch_count,
     last_condemned,
-    meta_keys,
     put_bad,
     read_applied,
     read_meta,
+    unread_objects,
 )
 from casckpt.objects.apply import PackGone, add_inlined, add_pack, apply_entry, inlined_ids, mark_applied
 from casckpt.objects.epochs import entries_of, epoch_of
@@ -94,9 +93,10 @@ class IndexKeeper:
             if not self._read_only:
                 self._apply_from_listing()
             self.catch_up()
-            if self._unread:
-                self.rebuild()  # what the medium still refuses counts as lost, or one bad sector would shut the store
-            self._unread = {}
+            while self._unread:  # … still: it counts as lost, or one bad sector would shut the store
+                self.rebuild()
+                self._unread = {}
+                self.catch_up()  # another process's index, if that was faster, may end before it
 
     def close(self) -> None:
         with self._lock:
@@ -121,32 +121,40 @@ class IndexKeeper:
             BusyError: another process holds the index's write lock.
         """
         with self._lock:
-            try:
-                with self.kv.read() as txn:
-                    applied = read_applied(txn) or _NOTHING
-                    is_exact = txn.get("meta", INEXACT) is None
-                if not is_exact or any(seq <= applied.seq and self._is_readable(seq) for seq in self._unread):
+            while True:
+                try:
+                    return self._catch_up(own, rows or {})
+                except PackGone:
                     self.rebuild()
-                    applied = self.applied()  # of another process's index, if that was faster: go on from there
-                if own is None and not self._timeline.exists(applied.seq + 1):
-                    return applied.seq
-                if self.kv.is_read_only:
-                    self._use_memory()
+                except (CorruptionError, StorageError) as error:
+                    if "index_path" not in error.facts:
+                        raise  # not the index: a file of the store could not be read now
+                    self._replace_unusable(error)
                     return self.applied().seq
-                return self._apply_next(own, rows or {})
-            except PackGone:
-                self.rebuild()
-            except (CorruptionError, StorageError) as error:
-                if "index_path" not in error.facts:
-                    raise  # not the index: a file of the store could not be read now
-                is_damaged = isinstance(error, CorruptionError)
-                what = "was damaged and is rebuilt" if is_damaged else "cannot be used, one in memory takes its place"
-                warnings.warn(f"the index {what}: {error}", StoreWarning, stacklevel=2)
-                if is_damaged:
-                    self.rebuild()
-                else:
-                    self._use_memory()
+
+    def _catch_up(self, own: Entry | None, rows: Mapping[bytes, Sequence[PackRow]]) -> int:
+        """`catch_up`; after any rebuild it goes on from what there is: another process's index, if that was faster."""
+        with self.kv.read() as txn:
+            applied = read_applied(txn) or _NOTHING
+            is_exact = txn.get("meta", INEXACT) is None
+        if not is_exact or any(seq <= applied.seq and self._is_readable(seq) for seq in self._unread):
+            self.rebuild()
+            applied = self.applied()
+        if own is None and not self._timeline.exists(applied.seq + 1):
+            return applied.seq
+        if self.kv.is_read_only:
+            self._use_memory()
             return self.applied().seq
+        return self._apply_next(own, rows)
+
+    def _replace_unusable(self, error: CasckptError) -> None:
+        is_damaged = isinstance(error, CorruptionError)
+        what = "was damaged and is rebuilt" if is_damaged else "cannot be used, one in memory takes its place"
+        warnings.warn(f"the index {what}: {error}", StoreWarning, stacklevel=3)
+        if is_damaged:
+            self.rebuild()
+        else:
+            self._use_memory()
 
     def catch_up_after_commit(self, own: Entry, rows: Mapping[bytes, Sequence[PackRow]]) -> None:
         """`catch_up` that never raises: the commit stands whatever happens to the index."""
@@ -170,7 +178,7 @@ class IndexKeeper:
                 try:
                     digest, is_sealed = self._apply_one(txn, seq + 1, found, packs, reads)
                 except _Unread as error:
-                    warnings.warn(f"nothing new is seen: {error}", StoreWarning, stacklevel=4)
+                    warnings.warn(f"nothing new is seen: {error}", StoreWarning, stacklevel=5)
                     break
                 seq += 1
                 if is_sealed:
@@ -230,14 +238,14 @@ class IndexKeeper:
         """Before writing: entries beyond a number that is missing (a copy under way) must be seen, or their numbers
         would be used twice.
 
-        Epochs are only listed where files raise the doubt: they hold what is older than these.
+        Where all is here up to a seal, epochs are only listed where files raise the doubt: they hold what is older than
+        these. Before the first seal there are none, but in a copy, where no file of an entry may be here yet.
         """
-        applied = self.applied()
-        numbers = self._timeline.file_numbers(applied.seq + 1)
-        if not numbers or numbers == list(range(applied.seq + 1, applied.seq + 1 + len(numbers))):
-            return
-        numbers = self._timeline.numbers(applied.seq + 1)
-        if numbers and numbers != list(range(applied.seq + 1, applied.seq + 1 + len(numbers))):
+        with self.kv.read() as txn:
+            applied, sealed = read_applied(txn) or _NOTHING, epoch_count(txn)
+        start, numbers = applied.seq + 1, self._timeline.numbers
+        look = self._timeline.file_numbers if sealed and not applied.gaps else numbers
+        if not _follow(start, look(start)) and not _follow(start, numbers(start)):
             self.rebuild()
 
     def applied(self) -> Applied:
@@ -292,7 +300,7 @@ class IndexKeeper:
                 applied = read_applied(txn)
                 pending = read_meta(txn, PENDING, Pending)
                 bad = read_meta(txn, BAD, BadEntry)
-                uncounted = [ObjectId(key) for key in meta_keys(txn, UNCOUNTED)]
+                unread = unread_objects(txn)
         except CasckptError:
             return True
         packs = _Packs(self._timeline, {})
@@ -301,7 +309,7 @@ class IndexKeeper:
             or self._is_of_another_history(applied)
             or any(timeline.exists(seq) for seq in applied.gaps)
             or any(packs.has_changed(row) for row in pending)
-            or any(self._can_read(each) for each in uncounted)
+            or any(self._can_read(each) for each in unread)
             or any(timeline.size(row.seq) != row.found_size or self._is_readable(row.seq) for row in bad)
         )
 
@@ -388,11 +396,10 @@ class IndexKeeper:
         self._fill(kv, at_least)
         self._replace(kv)
 
-    def _replace(self, kv: Kv | None) -> None:
-        old, self._kv = self._kv, kv
+    def _replace(self, kv: Kv) -> None:
+        """Use another index. The old one is closed once the last thread that has taken it lets go of it."""
+        self._kv = kv
         self.reader.forget_files()
-        if old is not None:
-            old.close()
 
     def _fill_once(self, kv: Kv, at_least: int) -> None:
         """The rows that applying entry after entry gives.
@@ -456,6 +463,11 @@ class IndexKeeper:
         if not is_told and self._timeline.exists(last + 1):
             raise PackGone
         return is_told
+
+
+def _follow(start: int, numbers: Sequence[int]) -> bool:
+    """Whether these begin with `start` and none of them is left out."""
+    return list(numbers) == list(range(start, start + len(numbers)))
 
 
 def _clear(txn: KvWriter) -> None:

@@ -73,6 +73,22 @@ def test_sealed_entries_leave_one_file_per_epoch_and_no_inlined_garbage(store_pa
     assert [each.step for each in read_store(store_path).snapshots] == list(range(1, 11))
 
 
+def test_what_is_sealed_in_a_copy_under_way_is_seen_before_any_file_of_an_entry_is_there(
+    tmp_path: Path, sealed: Path
+) -> None:
+    """Opened when it held the first entry alone; of the epochs the second came first. No number of it is used again."""
+    copy = tmp_path / "copy"
+    shutil.copytree(sealed, copy, ignore=shutil.ignore_patterns("index", "epochs", f"{12:020d}"))
+    with open_store(copy, create=False) as store:
+        assert store._keeper.applied().seq == 0
+    epoch = copy / f"timeline/epochs/{1:018d}"
+    epoch.parent.mkdir()
+    shutil.copy(sealed / f"timeline/epochs/{1:018d}", epoch)
+    with open_store(copy, create=False) as store:
+        assert store._keeper.applied().gaps == list(range(1, PER_EPOCH))
+        assert store.commit(100, tree(100)).seq == 2 * PER_EPOCH
+
+
 def test_history_of_sealed_steps_is_listed_and_what_is_gone_is_told(sealed: Path) -> None:
     with open_store(sealed, create=False) as store:
         listed = {each.step: each for each in store.timeline(all_runs=True)}

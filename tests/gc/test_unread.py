@@ -19,14 +19,16 @@ import pytest
 from casckpt_gc import Retention, Thinning
 
 import casckpt
-from casckpt.errors import StorageError
-from casckpt.index.tables import decode_pack_row, key_number, read_fill
+from casckpt.errors import CorruptionError, StorageError
+from casckpt.index.lifecycle import IndexHome
+from casckpt.index.tables import TABLES, decode_pack_row, key_number, read_fill
+from casckpt.objects.keeper import IndexKeeper
 from casckpt.storage.fs import typed_error
 from casckpt.storage.process import System
 from casckpt.testing.invariants import index_counts
 from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import READING, Operation
-from tests.gc.collecting import check_steps, collect, commit, noise, tree
+from tests.gc.collecting import check_steps, collect, commit, noise, tree, trees
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
 T = TypeVar("T")
@@ -121,6 +123,30 @@ def test_a_collector_that_cannot_read_a_commit_condemns_nothing(store_path: Path
     check_steps(store_path, {2: tree(2), 3: tree(1)})
 
 
+def test_a_collector_that_cannot_read_an_entry_takes_nothing_out_of_the_trash(store_path: Path) -> None:
+    """Above it another collector has condemned what lies there; who reads it still has seen less."""
+    clock, disk = [0.0], Refusing(times=10**6)
+    system = System(file_system=UnsyncedFileSystem(), monotonic_s=lambda: clock[0])
+    trash = store_path / "trash"
+    with open_store(store_path, system=system) as other, elsewhere(store_path, disk) as store:
+        commit(other, 1, 2, 3)
+        mine = casckpt_gc.Collection(casckpt_gc.plan(store), grace_s=0.0)  # nothing to do but to clear up
+        other.retire(1)
+        disk.part, disk.is_armed = entry(other._keeper.applied().seq), True
+        theirs = casckpt_gc.Collection(casckpt_gc.plan(other), grace_s=1.0)
+        while not trash.exists() or not any(trash.iterdir()):
+            assert not theirs.advance()
+            clock[0] += 2.0
+        packs = sorted(trash.iterdir())
+        with pytest.raises(StorageError, match="Nothing was published"):
+            mine.run()
+        assert sorted(trash.iterdir()) == packs
+        disk.is_armed = False
+        collect(store)
+        assert not any(trash.iterdir())
+    check_steps(store_path, trees([2, 3]))
+
+
 def test_an_entry_that_is_found_damaged_at_opening_hides_no_other(store_path: Path) -> None:
     """One bad sector must not shut a store: what is refused while it is opened counts as lost, until it is given."""
     with open_store(store_path) as store:
@@ -136,6 +162,131 @@ def test_an_entry_that_is_found_damaged_at_opening_hides_no_other(store_path: Pa
         disk.is_armed = False
     with elsewhere(store_path) as other:
         assert other.steps() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "refused"])
+def test_an_entry_that_was_taken_for_lost_stays_lost_until_it_is_back_at_an_opening(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """At no later opening the index is made anew for it, its number is not used again, and what is above stays."""
+    with open_store(store_path) as store:
+        commit(store, 1, 2, 3)
+    (file,) = store_path.glob(f"timeline/*{entry(2)}")
+    content, disk = file.read_bytes(), Refusing(times=10**6, part=entry(2))
+    disk.is_armed = how == "refused"
+    if how == "gone":
+        file.unlink()
+    elif how == "damaged":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    shutil.rmtree(store_path / "index")
+    made, rebuild = [], IndexKeeper.rebuild
+    monkeypatch.setattr(IndexKeeper, "rebuild", lambda *of, **given: made.append(rebuild(*of, **given)))
+    counts = []
+    for step in (4, 5, 6):
+        with open_store(store_path, system=System(file_system=disk)) as store:
+            assert store.steps() == [1, 3, *range(4, step)]
+            assert not store.verify().ok
+            assert store.commit(step, tree(step)).seq == step
+        counts.append(len(made))
+    assert counts == [counts[0]] * 3
+    with open_store(store_path, system=System(file_system=disk)) as opened:
+        disk.is_armed = False
+        file.write_bytes(content)
+        assert opened.steps() == [1, 3, 4, 5, 6]  # as it was opened
+        with open_store(store_path) as store:
+            assert store.steps() == [1, 2, 3, 4, 5, 6]
+    check_steps(store_path, trees(range(1, 7)))
+
+
+# --- an index that another process made meanwhile ---
+
+
+@contextmanager
+def overtaken(keeper: Any, rows: dict[str, list[tuple[bytes, bytes]]]) -> Iterator[list[int]]:
+    """When `keeper` first is about to make its index anew, another process publishes one with these rows."""
+    home = keeper._home
+    rebuild, overtaken_at = home.rebuild, []
+
+    def publish_first(fill: Any) -> Any:
+        if not overtaken_at:
+            overtaken_at.append(home.generation)
+            other = IndexHome(keeper._root, keeper._store_id, TABLES)
+            other.root, other.generation = home.root, home.generation
+            made = other.rebuild(lambda kv: put_rows(kv, rows))
+            assert made is not None
+            made.close()
+        return rebuild(fill)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(home, "rebuild", publish_first)
+        yield overtaken_at
+
+
+def put_rows(kv: Any, rows: dict[str, list[tuple[bytes, bytes]]]) -> None:
+    with kv.write() as txn:
+        for table, items in rows.items():
+            txn.put_many(table, items)
+
+
+def index_rows(store: Any) -> dict[str, list[tuple[bytes, bytes]]]:
+    with store._keeper.kv.read() as txn:
+        return {table: list(txn.scan(table)) for table in TABLES}
+
+
+def test_an_entry_that_is_refused_at_opening_counts_as_lost_in_another_process_s_index_too(store_path: Path) -> None:
+    """The other one began to make its index before that entry was there."""
+    with open_store(store_path) as store, elsewhere(store_path):
+        commit(store, 1)
+        rows = index_rows(store)
+        commit(store, 2, 3)
+    disk = Refusing(times=10**6, part=entry(2))
+    disk.is_armed = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("casckpt.index.place.INDEX_NAME", "index-elsewhere")
+        opening = IndexKeeper.open
+
+        def open_overtaken(keeper: Any) -> None:
+            with overtaken(keeper, rows) as seen:
+                opening(keeper)
+            assert seen
+
+        patch.setattr(IndexKeeper, "open", open_overtaken)
+        with open_store(store_path, system=System(file_system=disk), create=False) as other:
+            assert other.steps() == [1, 3]
+            assert other.commit(4, tree(4)).seq == 4
+
+
+def test_what_came_after_another_process_s_index_is_seen_at_once(store_path: Path) -> None:
+    """It was made because packs were gone that this handle had not heard of."""
+    with open_store(store_path) as store, elsewhere(store_path) as other:
+        commit(store, 1, 2, 3)
+        assert other.steps() == [1, 2, 3]
+        collect(store, Retention(latest=1))
+        rows = index_rows(store)
+        commit(store, 4)
+        with overtaken(other._keeper, rows) as seen:
+            assert other._keeper.catch_up() == store.snapshot(4).seq
+        assert seen
+
+
+def test_a_condemnation_that_is_gone_leaves_packs_where_they_are(store_path: Path) -> None:
+    """Who commits does not see it, and may use them."""
+    with open_store(store_path) as store:
+        commit(store, 1, 2)
+        store.retire(1)
+        collection = casckpt_gc.Collection(casckpt_gc.plan(store), grace_s=0.0)
+        look_again = collection._look_again
+
+        def lose_and_look(packs: Any) -> None:
+            (file,) = store_path.glob(f"timeline/*{entry(store._keeper.last_condemned())}")
+            file.unlink()
+            look_again(packs)
+
+        collection._look_again = lose_and_look  # type: ignore[method-assign]
+        before = set((store_path / "packs").rglob("*"))
+        with pytest.raises(CorruptionError, match=r"stay where they are: timeline entry \d+: no such file.*verify"):
+            collection.run()
+        assert before <= set((store_path / "packs").rglob("*"))
 
 
 # --- what an update of the index could not read ---

@@ -15,13 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import casckpt
 from casckpt.errors import StorageError, StoreWarning
+from casckpt.format.record import NODE
 from casckpt.ids import ObjectId, SnapshotId
 from casckpt.index.tables import decode_object
+from casckpt.objects.keeper import IndexKeeper
 from casckpt.storage.fs import LocalFileSystem, typed_error
 from casckpt.storage.process import System
+from casckpt.store import components
 from casckpt.store.inspection import Inspection
 from casckpt.store.opening import open_store
 from casckpt.testing.wrapping import Operation, WrappedFileSystem
@@ -124,6 +128,38 @@ def test_a_bad_sector_under_a_list_of_chunks_leaves_the_store_open_for_all_else(
             assert not store.verify().ok
     with casckpt.open(store_path) as store:  # it was for once
         assert store.verify(read_data=True).ok
+
+
+@pytest.mark.parametrize("has_nodes", [False, True], ids=["manifest", "list of chunks"])
+def test_what_is_read_well_and_is_no_list_is_looked_at_once(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, has_nodes: bool
+) -> None:
+    """It never will be one: an index that could not count below it is as good as it can be."""
+    make, nodes = components._manifest, [(NODE, bytes(33))]
+    with monkeypatch.context() as patch, open_store(store_path, create=True, chunk_size=4096) as store:
+        if has_nodes:
+            patch.setattr(components, "_add_nodes", lambda ids, writer: writer.add_all(nodes * 2) if ids else [])
+        else:
+            patch.setattr(components, "_manifest", lambda *given: replace(make(*given), ids=bytes(33)))
+        store.commit(1, {"a": np.tile(noise(1), 22)})
+    rebuilt: list[str] = []
+    rebuild = IndexKeeper.rebuild
+
+    def count_and_rebuild(keeper: IndexKeeper, **given: int) -> None:
+        rebuilt.append("anew")
+        rebuild(keeper, **given)
+
+    monkeypatch.setattr(IndexKeeper, "rebuild", count_and_rebuild)
+    for _ in range(3):
+        with open_store(store_path) as store:
+            assert not store.verify().ok
+            with pytest.raises(casckpt.CorruptionError):
+                store.restore(1)
+    assert rebuilt == []
+    shutil.rmtree(store_path / "index")
+    for _ in range(3):
+        open_store(store_path).close()
+    assert rebuilt == ["anew"]
 
 
 @pytest.mark.parametrize("code", PASSING)
