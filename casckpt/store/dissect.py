@@ -30,8 +30,9 @@ from casckpt.format.record import CHUNK, FIXED_SIZE, KIND_NAMES, SNAPSHOT, Recor
 from casckpt.format.snapshot import decode_context, decode_manifest, decode_snapshot, split_ids
 from casckpt.format.structure import decode_structure
 from casckpt.ids import ObjectId, StoreId, short
+from casckpt.index.kv import KvReader
 from casckpt.index.lifecycle import POINTER_NAME, IndexHome
-from casckpt.index.tables import BAD, PENDING, TABLES, BadEntry, Pending, decode_object, read_applied, read_meta
+from casckpt.index.tables import BAD, PENDING, TABLES, BadEntry, Pending, Place, decode_object, read_applied, read_meta
 from casckpt.limits import ENTRY_SIZE_MAX, OBJECT_SIZE_MAX
 from casckpt.objects.epochs import epoch_of
 from casckpt.objects.packs import list_packs, pack_path, scan_rows
@@ -240,13 +241,11 @@ def dissect_object(store: Store, prefix: str) -> Dissection:
                     ids.append(key)
         object_id = ObjectId(_only(ids, prefix, "object"))
         row = txn.get("objects", object_id)
-    found = Dissection(f"object {object_id.hex()}", store.path, 0)
-    count, places = decode_object(row) if row else (0, [])
+        found = Dissection(f"object {object_id.hex()}", store.path, 0)
+        found.fields["reference_count"], places = decode_object(row) if row else (0, [])
+        found.parts += [_place_fields(store, place, txn) for place in places]
     kind = SNAPSHOT if row is None else 0
-    found.fields["reference_count"] = count
-    for place in places:
-        part = _place_fields(store, place)
-        found.parts.append(part)
+    for part in found.parts:
         kind = next((number for number, name in KIND_NAMES.items() if name == part.get("kind")), kind)
     plain = found.check("content has this address", lambda: store._keeper.reader.read(object_id))
     found.fields["kind"] = KIND_NAMES.get(kind, "unknown")
@@ -256,13 +255,13 @@ def dissect_object(store: Store, prefix: str) -> Dissection:
     return found
 
 
-def _place_fields(store: Store, place: Any) -> dict[str, Any]:
+def _place_fields(store: Store, place: Place, txn: KvReader) -> dict[str, Any]:
     """Where a record is, and what its header says there."""
     if place.is_inline:
         where, path, offset = f"timeline entry {place.entry_seq}", store._timeline.path(place.entry_seq), 0
         offset = place.entry_offset
     else:
-        pack_id = store._keeper.reader.pack_id(place.pack_no)
+        pack_id = store._keeper.reader.pack_id(place.pack_no, txn)
         where, path, offset = f"pack {pack_id.hex()}", pack_path(store.path, pack_id), place.offset
     try:
         file = store._timeline.fs.open(path)

@@ -37,9 +37,8 @@ from casckpt.errors import (
 )
 from casckpt.format.document import COLLECTED, SEALED, unknown_features
 from casckpt.format.entry import Body, Condemn, PackRef, Prune, Seal, Thin
-from casckpt.ids import ObjectId, PackId, SnapshotId
-from casckpt.index.kv import Kv
-from casckpt.index.tables import CONDEMNED, decode_object, decode_pack_row
+from casckpt.ids import PackId, SnapshotId
+from casckpt.index.tables import CONDEMNED, decode_pack_row
 from casckpt.objects.packs import list_packs, pack_path, trash_path
 from casckpt.storage.fs import replace_file
 from casckpt.store.opening import add_feature
@@ -48,7 +47,7 @@ from casckpt.store.values import Value
 from casckpt_gc.compact import Rewriting, Stopped
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.gate import Gate, Observer
-from casckpt_gc.mark import Mark, PackState, check_certain, is_condemned, roots
+from casckpt_gc.mark import Mark, check_certain, is_condemned, packs_with, roots
 from casckpt_gc.plan import (
     Fate,
     Findings,
@@ -168,7 +167,6 @@ class Collection:
         self._is_stopped = is_stopped
         self._observer = Observer(self._store)
         self._mark: Mark | None = None
-        self._index: Kv | None = None  # in which packs were counted, by number
         self._retired = self._thinned = self._condemned = self._sealed = 0
         self._freed = self._files = 0
         self._rewritten = self._recoded = self._recoded_bytes = 0
@@ -303,7 +301,6 @@ class Collection:
         store = self._store
         store._keeper.catch_up()
         check_certain(store)
-        self._index = store._keeper.kv
         mark = self._mark = Mark(store)
         mark.add(roots(store))
         found = find(store, mark, self._plan._compaction)
@@ -313,7 +310,7 @@ class Collection:
 
     def _condemn_found(self, mark: Mark, found: Findings, unfinished: set[bytes]) -> bool:
         """Write anew what is to be, and publish; whether anything was condemned."""
-        doomed = {number: state for number, state in found.states.items() if not state.needed_bytes}
+        doomed = set(found.dropped)
         with self._rewriting(found) as rewriting:
             if rewriting is None and found.recoding.bases:
                 return False
@@ -349,36 +346,27 @@ class Collection:
             rewriting.end()
 
     def _verdict(
-        self, mark: Mark, doomed: dict[int, PackState], rewriting: Rewriting | None, unfinished: set[bytes]
+        self, mark: Mark, doomed: set[PackId], rewriting: Rewriting | None, unfinished: set[bytes]
     ) -> tuple[Body | None, int]:
         """The entry, as of what is applied now. Snapshots that came since the mark spare the packs they touch."""
         check_certain(self._store)
         fresh = mark.add(roots(self._store) - mark.snapshots)
-        touched = self._touched(fresh)
-        for number in touched & doomed.keys():
-            del doomed[number]
-        packs = [state.pack_id for state in doomed.values()]
+        touched = packs_with(self._store, fresh)
+        doomed -= touched
+        packs: list[bytes] = sorted(doomed)
         replacements: list[PackRef] = []
         if rewriting is not None and (rewriting.packs or rewriting.encoder.places):
             copies = {ref.pack_id for ref in rewriting.replacements}
-            is_late = is_condemned(self._store, [*copies, *rewriting.pack_ids]) or not rewriting.encoder.is_below(fresh)
+            is_late = is_condemned(self._store, [*copies, *rewriting.packs]) or not rewriting.encoder.is_below(fresh)
             if is_late or touched & rewriting.packs.keys():
                 return None, 0  # copies that lack something, or come too late: the next collection makes new ones
-            packs += rewriting.pack_ids
+            packs += rewriting.packs
             replacements = rewriting.replacements
             unfinished = unfinished - copies
         packs = [each for each in packs if not is_condemned(self._store, [each])]
         packs += [pack_id for pack_id in unnamed_packs(self._store) if pack_id in unfinished]
         packs = packs[-_PACKS_MAX:] if rewriting is None else packs
-        if self._store._keeper.kv is not self._index:
-            return None, 0  # made anew meanwhile: its numbers may mean other packs than those that were counted
         return (Condemn(packs, replacements), len(packs)) if packs else (None, 0)
-
-    def _touched(self, objects: set[ObjectId]) -> set[int]:
-        """Numbers of the packs that hold records of these objects."""
-        with self._store._keeper.kv.read() as txn:
-            rows = txn.get_many("objects", list(objects))
-        return {place.pack_no for row in rows if row for place in decode_object(row)[1]}
 
     # --- sealing ---
 
@@ -452,16 +440,17 @@ class Collection:
         The index finds nothing in condemned packs, so a mark that succeeds proves it.
 
         Raises:
-            CorruptionError, IncompleteError: something needs them, so a program has broken the protocol.
+            CorruptionError: something needs them, so a program has broken the protocol; or it is not certain, as where
+                the entry that condemned them is gone.
         """
         mark = self._mark or Mark(self._store)
         try:
             check_certain(self._store)
             self._store._timeline.read(self._store._keeper.last_condemned())  # as who commits sees it
             mark.add(roots(self._store) - mark.snapshots)
-        except (CorruptionError, IncompleteError) as error:
+        except (CorruptionError, IncompleteError, NotFoundError) as error:
             raise CorruptionError(
-                f"{len(packs)} condemned packs stay where they are: {error.message} Run `casckpt verify`.",
+                f"{len(packs)} condemned packs stay where they are: {error.message.rstrip('.')}. Run `casckpt verify`.",
                 packs=[each.hex() for each in packs],
             ) from error
 

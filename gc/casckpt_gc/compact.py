@@ -16,6 +16,7 @@ from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.format.entry import PackRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import RecordHeader, decode_header
+from casckpt.ids import PackId
 from casckpt.objects.packs import pack_path, read_rows
 from casckpt.objects.writer import ObjectWriter
 from casckpt.storage.fs import File
@@ -33,7 +34,7 @@ class Rewriting:
 
     Args:
         store: open for writing.
-        packs: by number.
+        packs: those to be rewritten.
         mark: what is needed; other records, and those of objects that get new ones, are left behind.
         recoding: what is encoded anew; its packs are among `packs`.
         is_stopped: asked before each record.
@@ -48,7 +49,7 @@ class Rewriting:
     def __init__(
         self,
         store: Store,
-        packs: Mapping[int, PackState],
+        packs: Mapping[PackId, PackState],
         mark: Mark,
         recoding: Recoding,
         is_stopped: Callable[[], bool],
@@ -62,11 +63,6 @@ class Rewriting:
         self._is_stopped = is_stopped
         self._writer = pack_writer(store)
 
-    @property
-    def pack_ids(self) -> list[bytes]:
-        """Of the packs that were rewritten."""
-        return [state.pack_id for state in self.packs.values()]
-
     def copy(self) -> None:
         """Write all needed records; durable and read back when it returns. Memory: one batch of a pack being written.
 
@@ -74,21 +70,21 @@ class Rewriting:
             OutOfSpaceError, StorageError, Stopped: nothing refers to what was written; call `end`.
             CorruptionError, IncompleteError: the same; what was to be encoded anew, or its pack, cannot be read.
         """
-        for number, state in list(self.packs.items()):
+        for pack_id in list(self.packs):
             try:
-                self._copy_pack(state)
+                self._copy_pack(pack_id)
             except (CorruptionError, FileNotFoundError) as error:  # damaged, or another collection was faster
-                if number in self.encoder.recoding.packs:
-                    raise IncompleteError(f"pack {state.pack_id.hex()} cannot be rewritten: {error}") from error
-                del self.packs[number]
+                if pack_id in self.encoder.recoding.packs:
+                    raise IncompleteError(f"pack {pack_id.hex()} cannot be rewritten: {error}") from error
+                del self.packs[pack_id]
         for header, payload in self.encoder.records():
             self.recoded_bytes += self._add(header, payload)
         self.replacements = self._writer.publish().packs
 
-    def _copy_pack(self, state: PackState) -> None:
+    def _copy_pack(self, pack_id: PackId) -> None:
         fs, root = self._store._timeline.fs, self._store.path
-        rows, _ = read_rows(fs, root, state.pack_id, self._store.store_id)
-        file = fs.open(pack_path(root, state.pack_id))
+        rows, _ = read_rows(fs, root, pack_id, self._store.store_id)
+        file = fs.open(pack_path(root, pack_id))
         try:
             for row in rows:
                 if row.object_id in self._mark and row.object_id not in self.encoder.recoding.bases:

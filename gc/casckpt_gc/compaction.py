@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from casckpt.ids import PackId
 from casckpt_gc.mark import PackState
 from casckpt_gc.retention import check_count, check_number
 
@@ -49,26 +50,26 @@ class Compaction:
         if self.cold_after is not None:
             check_count(self.cold_after, "cold_after")
 
-    def chosen(self, states: Mapping[int, PackState], taken: Container[int] = ()) -> dict[int, PackState]:
-        """Packs to rewrite by number: those `taken` already, then those that give back most."""
-        packs = {number: pack for number, pack in states.items() if pack.needed_bytes}
-        tiny = {number for number, pack in packs.items() if pack.size_bytes < self.tiny_size_bytes}
+    def chosen(self, states: Mapping[PackId, PackState], taken: Container[PackId] = ()) -> dict[PackId, PackState]:
+        """Packs to rewrite: those `taken` already, then those that give back most."""
+        packs = {pack_id: pack for pack_id, pack in states.items() if pack.needed_bytes}
+        tiny = {pack_id for pack_id, pack in packs.items() if pack.size_bytes < self.tiny_size_bytes}
         merged = tiny if len(tiny) >= self.tiny_count_min else set()
-        found = {number: pack for number, pack in packs.items() if number in taken}
+        found = {pack_id: pack for pack_id, pack in packs.items() if pack_id in taken}
         left = self.budget_bytes - sum(pack.needed_bytes for pack in found.values())
-        wasted = sum(pack.dead_bytes for number, pack in packs.items() if number not in found)
+        wasted = sum(pack.dead_bytes for pack_id, pack in packs.items() if pack_id not in found)
         allowed = self.waste_share_max * sum(pack.size_bytes for pack in packs.values())
         by_share = sorted(packs.items(), key=lambda each: (each[1].needed_bytes / each[1].size_bytes, each[1].pack_id))
-        for number, pack in by_share:
+        for pack_id, pack in by_share:
             is_sparse = pack.needed_bytes <= self.needed_share_max * pack.size_bytes or wasted > allowed
-            is_wanted = number in merged or (is_sparse and pack.dead_bytes)
-            if number in found or not is_wanted:
+            is_wanted = pack_id in merged or (is_sparse and pack.dead_bytes)
+            if pack_id in found or not is_wanted:
                 continue
             if pack.needed_bytes > left:
                 break
             left -= pack.needed_bytes
             wasted -= pack.dead_bytes
-            found[number] = pack
+            found[pack_id] = pack
         return found
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 from casckpt.errors import CorruptionError, IncompleteError
 from casckpt.format.snapshot import parts_of
-from casckpt.ids import ObjectId, SnapshotId, short
-from casckpt.index.tables import CONDEMNED, Place, decode_object, decode_pack_row, decode_snap, key_number
+from casckpt.ids import ObjectId, PackId, SnapshotId, short
+from casckpt.index.tables import CONDEMNED, Place, decode_object, decode_pack_row, decode_snap, key_number, number_key
 from casckpt.objects import graph
 from casckpt.store.store import Store
 
@@ -198,7 +198,7 @@ def objects_below(store: Store, manifest: ObjectId, known: Container[bytes]) -> 
 class PackState:
     """A pack that is part of the store, and how many of its bytes are records of live, of held and of other objects."""
 
-    pack_id: bytes
+    pack_id: PackId
     size_bytes: int
     live_bytes: int
     held_bytes: int
@@ -214,13 +214,13 @@ class Census:
     """What is in packs and entries.
 
     Attributes:
-        packs: by number, condemned ones left out.
-        dead_counts: by number of a pack, its records that nothing needs.
+        packs: condemned ones left out.
+        dead_counts: by pack, its records that nothing needs.
         live_bytes, held_bytes: of records of live objects, those in entries included, and of held ones in packs.
     """
 
-    packs: dict[int, PackState]
-    dead_counts: Counter[int]
+    packs: dict[PackId, PackState]
+    dead_counts: Counter[PackId]
     live_bytes: int
     held_bytes: int
 
@@ -238,10 +238,18 @@ def census(store: Store, mark: Mark) -> Census:
             for place in decode_object(row)[1]:
                 sums[place.pack_no] += place.size
                 dead_counts[place.pack_no] += sums is dead
-        packs = [(key_number(key), *decode_pack_row(row)) for key, row in txn.scan("packs")]
-    states = {
-        number: PackState(pack_id, size, live[number], held[number], dead[number])
-        for number, pack_id, size in packs
-        if size != CONDEMNED
-    }
-    return Census(states, dead_counts, sum(live.values()), sum(each.held_bytes for each in states.values()))
+        rows = [(key_number(key), *decode_pack_row(row)) for key, row in txn.scan("packs")]
+    packs = [(number, PackId(pack_id), size) for number, pack_id, size in rows if size != CONDEMNED]
+    states = {pack: PackState(pack, size, live[number], held[number], dead[number]) for number, pack, size in packs}
+    counts = Counter({pack: dead_counts[number] for number, pack, _ in packs})
+    return Census(states, counts, sum(live.values()), sum(each.held_bytes for each in states.values()))
+
+
+def packs_with(store: Store, objects: Iterable[ObjectId]) -> set[PackId]:
+    """The packs that hold records of these objects."""
+    with store._keeper.kv.read() as txn:
+        rows = txn.get_many("objects", list(objects))
+        places = (place for row in rows if row for place in decode_object(row)[1])
+        numbers = {place.pack_no for place in places if not place.is_inline}
+        packs = txn.get_many("packs", [number_key(each) for each in numbers])
+    return {PackId(decode_pack_row(row)[0]) for row in packs if row is not None}

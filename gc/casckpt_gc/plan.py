@@ -223,7 +223,7 @@ def plan(
         leftovers(store),
         len(sealed),
         sum(sealed.values()),
-        sum(count for number, count in found.found.dead_counts.items() if number in found.dropped),
+        sum(found.found.dead_counts[each] for each in found.dropped),
         len(found.recoding.bases),
         found.recoding.plain_bytes,
         found.found.live_bytes,
@@ -250,24 +250,24 @@ class Findings:
         needed: the mark as it will be, `recoding` done.
         recoding: what is encoded anew.
         found: of packs and entries, as seen by `needed`.
-        chosen: packs to be rewritten, by number.
+        chosen: packs to be rewritten.
     """
 
     needed: Mark | None
     recoding: Recoding
     found: Census
-    chosen: dict[int, PackState]
+    chosen: dict[PackId, PackState]
     compaction: Compaction | None
 
     @property
-    def states(self) -> dict[int, PackState]:
-        """All packs by number."""
+    def states(self) -> dict[PackId, PackState]:
+        """All packs."""
         return self.found.packs
 
     @property
-    def dropped(self) -> list[int]:
-        """Numbers of packs of which nothing is needed."""
-        return [number for number, state in self.states.items() if not state.needed_bytes]
+    def dropped(self) -> list[PackId]:
+        """Packs of which nothing is needed."""
+        return [pack_id for pack_id, state in self.states.items() if not state.needed_bytes]
 
     def fates(self) -> list[PackFate]:
         """What becomes of packs."""

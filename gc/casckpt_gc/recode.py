@@ -29,13 +29,13 @@ from casckpt.codec.level import COST_MAX, COST_UNIT, DEPTH_MAX, LEVELS, Level, d
 from casckpt.codec.memory import Limits, Memory
 from casckpt.errors import CasckptError, CorruptionError
 from casckpt.format.record import CHUNK, RecordHeader
-from casckpt.ids import ObjectId, SnapshotId, short
+from casckpt.ids import ObjectId, PackId, SnapshotId, short
 from casckpt.index.tables import Place, decode_object, decode_snap
 from casckpt.objects import graph
 from casckpt.objects.writer import header_of
 from casckpt.store.store import Store
 from casckpt_gc.compaction import Compaction
-from casckpt_gc.mark import Census, Mark
+from casckpt_gc.mark import Census, Mark, packs_with
 
 _ITEM_SIZES = (4, 2, 8, 1)  # of numbers: a record does not say of what type they are
 
@@ -46,13 +46,13 @@ class Recoding:
 
     Attributes:
         bases: those objects, what others may name before these, each with what its new record may name.
-        packs: numbers of the packs that have records of them.
+        packs: those that have records of them.
         plain_bytes: of those objects: the most that is written for them.
         level: what decoding may cost.
     """
 
     bases: Mapping[ObjectId, Sequence[ObjectId]] = field(default_factory=dict)
-    packs: frozenset[int] = frozenset()
+    packs: frozenset[PackId] = frozenset()
     plain_bytes: int = 0
     level: Level = LEVELS["balanced"]
 
@@ -84,7 +84,7 @@ class _Choice:
 
     def __init__(self, store: Store, mark: Mark, found: Census, compaction: Compaction) -> None:
         self.bases: dict[ObjectId, Sequence[ObjectId]] = {}
-        self.packs: set[int] = set()
+        self.packs: set[PackId] = set()
         self.plain_bytes = 0
         self._written_bytes = 0  # at most, the other needed records of those packs included
         self._store = store
@@ -207,9 +207,11 @@ class _Choice:
 
     def _take(self, wanted: Mapping[ObjectId, Sequence[ObjectId]]) -> bool:
         """Take some objects together, if the budget has room for them and for the packs that they lie in."""
-        packs = {place.pack_no for each in wanted for place in self._in_packs(each)} - self.packs
+        packs = packs_with(self._store, wanted) - self.packs
+        if not packs <= self._states.keys():
+            return False  # one came meanwhile
         plain_bytes = sum(self._places(each)[0].plain_size for each in wanted)
-        written_bytes = plain_bytes + sum(self._states[number].needed_bytes for number in packs)
+        written_bytes = plain_bytes + sum(self._states[each].needed_bytes for each in packs)
         if self._written_bytes + written_bytes > self._compaction.budget_bytes:
             return False
         self.bases |= wanted

@@ -1,0 +1,166 @@
+"""An index that is made anew, with other numbers for all packs, whenever an operation has just taken the old one.
+
+Rows name packs by small numbers, which mean something in the index that they are read from alone. So what an operation
+answers must not depend on when another thread has the index made anew: swept over all moments at which it may.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import casckpt_gc
+import numpy as np
+import pytest
+from casckpt_gc.patrol import patrol
+
+from casckpt.objects import keeper
+from casckpt.objects.keeper import IndexKeeper
+from casckpt.objects.packs import list_packs
+from casckpt.store.dissect import dissect_object
+from casckpt.store.inspection import Inspection
+from casckpt.testing.trees import difference
+from tests.gc.collecting import collect, commit, noise
+from tests.unit.stores import open_store
+
+Place = tuple[str, ...]
+
+
+class Renumbering:
+    """Has the index made anew by another thread once it was taken at a place, unless who takes it holds the lock under
+    which that is done.
+
+    Attributes:
+        seen: places at which it was taken: what calls what there.
+    """
+
+    def __init__(self, place: Place, *, in_memory: bool) -> None:
+        self.place, self.in_memory, self.is_done = place, in_memory, False
+        self.seen: dict[Place, None] = {}
+        self._chance = random.Random(str(place))
+        self._lock = threading.Lock()
+        self._maker: threading.Thread | None = None
+
+    def list_packs(self, *where: Any) -> list[Any]:
+        """In another order each time: so packs get other numbers."""
+        found = list(list_packs(*where))
+        self._chance.shuffle(found)
+        return found
+
+    def kv(self, of: IndexKeeper) -> Any:
+        taken = of._kv
+        assert taken is not None
+        if threading.current_thread() is not self._maker:
+            frames = traceback.extract_stack()
+            place = tuple(f"{Path(each.filename).name}:{each.lineno}" for each in frames if "casckpt" in each.filename)
+            with self._lock:
+                is_met = place == self.place and not self.is_done
+                self.seen[place] = None
+                if is_met:
+                    self._maker = threading.Thread(target=self._make, args=(of,))
+                    self._maker.start()
+                    self._maker.join()
+        return taken
+
+    def _make(self, of: IndexKeeper) -> None:
+        if of._lock.acquire(blocking=False):
+            try:
+                of._use_memory() if self.in_memory else of.rebuild()
+                self.is_done = True
+            finally:
+                of._lock.release()
+
+
+def small(step: int) -> dict[str, Any]:
+    return {"optimizer": {"m": noise(10 + step)}, "policy": {"w": noise(step)}}
+
+
+BIG = {"x": np.tile(noise(9, 1024), 1100)[7:]}  # more chunks than one list holds
+TREES = {2: small(2), 4: small(4), 5: small(5), 6: small(6), 7: {**small(6), "big": BIG}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of several packs, one of which holds what nothing needs; others were condemned."""
+    path = tmp_path_factory.mktemp("made") / "store"
+    with open_store(path, chunk_size=4096) as store:
+        commit(store, *range(1, 5), make=small)
+        store.retire(1)
+        assert collect(store).condemned_count
+        commit(store, 5, 6, make=small)
+        store.commit(7, TREES[7])
+        store.retire(3)
+    return path
+
+
+def restored(store: Any) -> Any:
+    return [difference(tree, store.restore(step)) for step, tree in TREES.items()]
+
+
+def looked_at(store: Any) -> Any:
+    """What there is, as people and programs ask for it."""
+    inspection = Inspection(store)
+    rows = [(row.step, row.state, row.reason) for row in inspection.history().rows]
+    parts = [inspection.parts(each) for each in store.timeline()]
+    return store.steps(), rows, parts, store.stats().to_dict(), str(store.diff(2, 6)), store.verify().ok
+
+
+def dissected(store: Any) -> Any:
+    manifest = store.snapshot(4).components["policy"].manifest
+    found = dissect_object(store, manifest)
+    return found.is_ok, found.fields["content"], [part["where"] for part in found.parts]
+
+
+def committed(store: Any) -> Any:
+    """Content that is there, and some that is new."""
+    snapshot = store.commit(8, {**small(2), "policy": {"w": noise(5)}}, drop=["big"])
+    return snapshot.new_bytes, difference({**small(2), "policy": {"w": noise(5)}}, store.restore())
+
+
+def planned(store: Any) -> Any:
+    found = casckpt_gc.plan(store, casckpt_gc.Retention(latest=2)).to_dict()
+    return found["retired_count"], found["freed_bytes"]
+
+
+def patrolled(store: Any) -> Any:
+    found = patrol(store, budget_bytes=1 << 30, budget_s=3600.0)
+    return found.findings, found.read_bytes
+
+
+def collected(store: Any) -> Any:
+    return collect(store).condemned_count, restored(store)
+
+
+def run(made: Path, path: Path, act: Callable[[Any], Any], renumbering: Renumbering) -> Any:
+    shutil.copytree(made, path, ignore=shutil.ignore_patterns("index"))
+    with open_store(path, create=False) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexKeeper, "kv", property(renumbering.kv))
+        patch.setattr(keeper, "list_packs", renumbering.list_packs)
+        found = act(store)
+    shutil.rmtree(path)
+    return found
+
+
+ACTS = (restored, looked_at, dissected, committed, planned, patrolled, collected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("in_memory", [False, True], ids=["on disk", "in memory"])
+@pytest.mark.parametrize("act", ACTS, ids=[act.__name__ for act in ACTS])
+def test_what_is_answered_does_not_depend_on_when_the_index_is_made_anew(
+    made: Path, tmp_path: Path, act: Callable[[Any], Any], in_memory: bool
+) -> None:
+    quiet = Renumbering((), in_memory=in_memory)
+    expected = run(made, tmp_path / "quiet", act, quiet)
+    done = 0
+    for place in quiet.seen:
+        renumbering = Renumbering(place, in_memory=in_memory)
+        assert run(made, tmp_path / "made anew", act, renumbering) == expected, f"made anew at {place}"
+        done += renumbering.is_done
+    print(act.__name__, in_memory, done, len(quiet.seen))
+    assert done > 3
