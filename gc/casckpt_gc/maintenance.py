@@ -9,11 +9,12 @@ or too slow, `may_save` says so, and an engine lets saves that are due pass.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
@@ -47,7 +48,7 @@ class Maintenance:
         limits: for the disk, which is watched from the first commit on; None: it is not.
 
     Attributes:
-        error: why the last collection failed, or None.
+        error: why the last collection with its patrol, or the last look at the disk, failed; None when both went well.
         report: what the last collection that ended did, or None.
         patrolled: what the last patrol saw, or None. Damage is warned of.
         health: of the disk, as it was last looked at, or None.
@@ -87,10 +88,14 @@ class Maintenance:
         self._watched_s = -math.inf
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self.error: CasckptError | OSError | None = None
+        self._failed: dict[Callable[[Store], None], CasckptError | OSError] = {}
         self.report: Report | None = None
         self.patrolled: Patrolled | None = None
         self.health: Health | None = None
+
+    @property
+    def error(self) -> CasckptError | OSError | None:
+        return (*self._failed.values(), None)[0]
 
     def after_commit(self, store: Store) -> None:
         """Say that `store` has published a snapshot. Returns at once."""
@@ -98,7 +103,8 @@ class Maintenance:
         self._path, self._branch, self._monotonic_s = store.path, store.branch, store._system.monotonic_s
         committer = store._committer.options  # what is encoded anew must not take longer to restore than what is not
         self._options = {"run": store.run, "verify": committer["verify"], "level": committer["level"].name}
-        if self._commit_count >= self._every_commits and self._begin(self._collect):
+        acts = (self._collect,) if self._limits is None else (self._collect, self._watch)
+        if self._commit_count >= self._every_commits and self._begin(*acts):
             self._commit_count = 0
         self._look()
 
@@ -121,22 +127,32 @@ class Maintenance:
         still_s = self._monotonic_s() - self._watched_s
         return self._limits is not None and still_s >= (WATCH_STOPPED_S if self._is_stopped() else WATCH_S)
 
-    def _begin(self, act: Callable[[Store], None]) -> bool:
+    def _begin(self, *acts: Callable[[Store], None]) -> bool:
         """Do something in a thread of its own, unless something is under way or all is over."""
         if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
             return False
-        self._thread = threading.Thread(target=self._do, args=(act,), name="casckpt-maintenance", daemon=True)
+        self._thread = threading.Thread(target=self._do, args=acts, name="casckpt-maintenance", daemon=True)
         self._thread.start()
         return True
 
-    def _do(self, act: Callable[[Store], None]) -> None:
-        try:
-            with open_store(self._path, **self._options) as own:
+    def _do(self, *acts: Callable[[Store], None]) -> None:
+        for act in acts:
+            if self._stop.is_set():
+                return
+            with self._noting(act), open_store(self._path, **self._options) as own:
                 act(own)
+
+    @contextlib.contextmanager
+    def _noting(self, act: Callable[[Store], None]) -> Iterator[None]:
+        """Keep the error of something that fails, until it goes well."""
+        try:
+            yield
         except (CasckptError, OSError) as error:  # a folder that was taken away is neither
-            if self.error is None:
+            if not self._failed:
                 warnings.warn(f"maintenance failed, and training goes on: {error}", StoreWarning, stacklevel=1)
-            self.error = error
+            self._failed[act] = error
+        else:
+            self._failed.pop(act, None)
 
     def _collect(self, own: Store) -> None:
         retention, thinning = self._rules
@@ -146,19 +162,18 @@ class Maintenance:
             if self._stop.wait(POLL_S):
                 return  # what is left is found by the next collection
             if self._is_watch_due():
-                self._watch(own)
-        self.error, self.report = None, collection.report()
+                with self._noting(self._watch):
+                    self._watch(own)
+        self.report = collection.report()
         if self._patrol_bytes:
             self.patrolled = patrol(own, budget_bytes=self._patrol_bytes, budget_s=PATROL_S)
             if self.patrolled.findings:
                 warnings.warn(f"damage was found: {self.patrolled}", StoreWarning, stacklevel=1)
-        self._watch(own)
 
     def _watch(self, own: Store) -> None:
-        if self._limits is None:
-            return
-        before, self.health = self.health, health(own, self._limits)
+        assert self._limits is not None
         self._watched_s = self._monotonic_s()
+        before, self.health = self.health, health(own, self._limits)
         if self.health.state != "good" and (before is None or before.state != self.health.state):
             what = "saves that are due are left out until that is over" if self.health.state == "stop" else "take care"
             text = f"{self.health.free_bytes} bytes are free, and a small write takes {self.health.write_s:.3f} s"

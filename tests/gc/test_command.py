@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,39 @@ def test_look_at_the_disk_that_fails_is_not_repeated_at_once(store_path: Path, m
         maintenance.may_save()
         maintenance.wait()
         assert len(looks) == 2
+
+
+@pytest.mark.parametrize(("what", "last"), [("health", 6), ("plan", 7)])
+def test_error_stands_until_what_failed_goes_well(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, last: int
+) -> None:
+    """A look at the disk after each commit, a collection after two: neither speaks for the other."""
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: None)
+    monkeypatch.setattr("casckpt_gc.maintenance.WATCH_S", 0.0)
+    failing = {"health": False, "plan": False}
+    module = import_module("casckpt_gc.maintenance")
+
+    def failing_when_told(name: str, act: Any) -> Any:
+        def try_it(*given: Any, **options: Any) -> Any:
+            if failing[name]:
+                raise OSError(f"no {name}")
+            return act(*given, **options)
+
+        return try_it
+
+    for name in failing:
+        monkeypatch.setattr(module, name, failing_when_told(name, getattr(module, name)))
+    limits = casckpt_gc.Limits()
+    with open_store(store_path) as store, Maintenance(every_commits=2, grace_s=0.0, limits=limits) as maintenance:
+        seen = []
+        for step in range(1, 13):
+            failing[what] = 4 <= step <= 6
+            commit(store, step)
+            maintenance.after_commit(store)
+            maintenance.wait()
+            seen.append(None if maintenance.error is None else str(maintenance.error))
+    told = [f"no {what}" if 4 <= step <= last else None for step in range(1, 13)]
+    assert seen == told
 
 
 def test_failed_collection_does_not_stop_the_training_and_is_told_once(
