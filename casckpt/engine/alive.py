@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from casckpt.engine.beats import FENCED, BeatFile, supervised_beats
+from casckpt.engine.beats import FENCED, BeatFile, fence_of, supervised_beats, tell_when_fenced
 from casckpt.engine.saves import Saves
 from casckpt.errors import StorageError
 from casckpt.store.generations import own_generation
@@ -25,13 +25,15 @@ class Alive:
         self._store, self._saves = store, saves
         self._file: BeatFile | None = None
         self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
-        self._is_told = self._is_fenced = False
+        self._fence, self._is_told = fence_of(store), False
         self._try(self._open)
 
     def _open(self) -> None:
         self._file = supervised_beats()
         if self._file is not None:
-            self._store.on_progress, self._store.on_fenced = self.pulse, self._say_fenced
+            self._store.on_progress = self.pulse
+            tell_when_fenced(self._store)
+            self._fence.speakers.add(self)
 
     def say(self, *, step: int | None = None, phase: str = "", quiet_s: float = 0.0) -> None:
         """A step, or a phase that begins.
@@ -42,7 +44,7 @@ class Alive:
             quiet_s: how long nothing may be heard from now on.
         """
         self._step = self._step if step is None else step
-        phase = FENCED if self._is_fenced else phase
+        phase = FENCED if self._fence.is_told else phase  # what a supervisor must know, whoever caught it
         file, saves = self._file, self._saves
         if file is not None:
             self._try(
@@ -56,12 +58,6 @@ class Alive:
                 )
             )
 
-    def _say_fenced(self, is_fenced: bool) -> None:
-        """What a supervisor must know, whoever catches the error: from here on, until this run is recovered here."""
-        if is_fenced != self._is_fenced:
-            self._is_fenced = is_fenced
-            self.say()
-
     def pulse(self) -> None:
         """Something long goes on. Any thread."""
         if self._file is not None:
@@ -71,6 +67,7 @@ class Alive:
         """Say good-bye: from here on nobody is missed."""
         file, self._file = self._file, None
         if file is not None:
+            self._fence.speakers.discard(self)
             self._try(file.leave)
 
     def _try(self, act: Callable[[], None]) -> None:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
+from typing import Protocol
 
 import msgspec
 
@@ -32,7 +34,7 @@ from casckpt.store.catalog import check_name
 from casckpt.store.generations import own_generation
 from casckpt.store.store import Store
 
-_told: dict[tuple[int, str, str], BeatFile] = {}  # by process, store and run: where a fence without an engine was told
+_fences: dict[tuple[int, str, str], Fence] = {}  # by process, store and run
 FENCED = "fenced"  # the phase of a process whose run somebody else has recovered
 FOLDER = "CASCKPT_BEATS"  # in the environment: where a supervisor looks for beats
 _SIZE = 1024  # of a file, padded, so that a beat is one write
@@ -208,6 +210,56 @@ def supervised_beats(name: str = "learner", environment: Mapping[str, str] = os.
     return None if not folder else BeatFile(folder, name, period_s=_SUPERVISED_PERIOD_S)
 
 
+class Speaker(Protocol):
+    """Who beats for a run anyway."""
+
+    def say(self) -> None:
+        """Say anew what there is to say."""
+
+
+class Fence:
+    """What this process says of being fenced from one run of a store, whichever of its handles hears of it: through the
+    engines that speak of that run, else in a file of its own. Thread-safe.
+
+    Attributes:
+        is_told: from a `FencedError` on, until any handle of this process has recovered the run.
+        speakers: engines that are open.
+    """
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self.speakers: weakref.WeakSet[Speaker] = weakref.WeakSet()
+        self._generation = 0
+        self._file: BeatFile | None = None
+        self._lock = threading.RLock()
+
+    def tell(self, store: Store, is_fenced: bool) -> None:
+        """A handle was fenced, or has recovered its run."""
+        generation = own_generation(store)
+        with self._lock:
+            if is_fenced == self.is_told or generation < self._generation:
+                return  # known, or it was another handle of this process that recovered the run since
+            self.is_told, self._generation = is_fenced, generation
+            for speaker in list(self.speakers):
+                speaker.say()
+            if self._file is not None or not self.speakers:
+                with contextlib.suppress(StorageError, FileNotFoundError):
+                    self._say()
+
+    def _say(self) -> None:
+        self._file = self._file or supervised_beats()
+        if self._file is not None:
+            self._file.beat(generation=self._generation, phase=FENCED if self.is_told else "")
+        if self._file is not None and not self.is_told:
+            self._file._file.close()  # what was said last stands
+            self._file = None
+
+
+def fence_of(store: Store) -> Fence:
+    """The one of this process for the run of a handle."""
+    return _fences.setdefault((os.getpid(), store.path, store.run), Fence())
+
+
 def tell_when_fenced(store: Store) -> None:
     """Have the supervisor told when a handle is fenced, and when any handle of this process recovers its run; nothing
     without one.
@@ -215,20 +267,7 @@ def tell_when_fenced(store: Store) -> None:
     Else two supervisors of one run would recover it in turns, each fencing the learner of the other. An engine does so
     by itself.
     """
-    run = os.getpid(), store.path, store.run
-
-    def tell(is_fenced: bool) -> None:
-        with contextlib.suppress(StorageError, FileNotFoundError):
-            if is_fenced and run not in _told:
-                beats = supervised_beats()
-                if beats is not None:
-                    _told[run] = beats
-            if run in _told:
-                _told[run].beat(generation=own_generation(store), phase=FENCED if is_fenced else "")
-            if not is_fenced and run in _told:
-                _told.pop(run)._file.close()  # what was said last stands
-
-    store.on_fenced = tell
+    store.on_fenced = lambda is_fenced: fence_of(store).tell(store, is_fenced)
 
 
 class BeatFolder:

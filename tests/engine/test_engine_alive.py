@@ -166,6 +166,53 @@ def test_fence_is_told_to_a_supervisor_whoever_hears_of_it_until_the_run_is_reco
     assert {pulse.beat.phase for pulse in folder.look().values()} == {"closed", ""}
 
 
+def is_fenced(folder: BeatFolder) -> bool:
+    """What a supervisor takes from it: the newest generation that anybody speaks for is fenced."""
+    beats = [pulse.beat for pulse in folder.look().values()]
+    newest = max(beat.generation for beat in beats)
+    return any(beat.phase == "fenced" and beat.generation >= newest for beat in beats)
+
+
+def fence(path: Path, store: casckpt.Store, step: int) -> None:
+    """Another process recovers the run, and `store` hears of it."""
+    with open_store(path, create=False) as other:
+        open_generation(other, other.snapshot())
+    with pytest.raises(casckpt.FencedError):
+        store.commit(step, {"w": {"w": np.full(8, step)}})
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["engine open", "engine closed"])
+def test_a_process_is_fenced_from_a_run_until_any_of_its_handles_has_recovered_it(
+    tmp_path: Path, store: casckpt.Store, folder: BeatFolder, is_closed: bool
+) -> None:
+    """Told by an engine, and over by a handle without one; and the other way round."""
+    path = tmp_path / "store"
+    engine = casckpt.CheckpointEngine(store, save_budget=None)
+    engine.register("w", {"w": np.zeros(8)})
+    engine.save(1, async_mode=False)
+    fence(path, store, 2)
+    assert is_fenced(folder)
+    if is_closed:
+        engine.close()
+        assert is_fenced(folder)
+    with open_store(path, create=False) as second:
+        RecoveryCoordinator(second).recover({"w": {"w": np.zeros(8)}})
+        assert not is_fenced(folder)
+        with pytest.raises(casckpt.FencedError):
+            store.commit(3, {"w": {"w": np.ones(8)}})  # its own process has recovered the run since
+        assert not is_fenced(folder)
+        fence(path, second, 4)
+        assert is_fenced(folder)
+        if not is_closed:
+            engine.close()
+        with open_store(path, create=False) as third, casckpt.CheckpointEngine(third, save_budget=None) as again:
+            again.register("w", {"w": np.zeros(8)})
+            RecoveryCoordinator(third).recover(again)
+            assert not is_fenced(folder)
+            again.save(5, async_mode=False)
+            assert not is_fenced(folder)
+
+
 def test_folder_of_beats_that_is_gone_stops_no_training(
     tmp_path: Path, store: casckpt.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
