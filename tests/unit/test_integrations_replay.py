@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,30 @@ def test_batches_that_torchrl_drew_ahead_are_of_the_restored_rows(store_path: Pa
         assert target.sample()["n"].min() >= 100
         store.restore_into(rings(target))
         assert all(target.sample()["n"].max() < 100 for _ in range(DRAWS))
+
+
+@pytest.mark.full
+def test_of_the_batches_drawn_ahead_only_those_are_waited_for_that_cannot_be_cancelled(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was cancelled before it began is never said to be done; one that has begun reads rows until it is."""
+    torchrl = framework("torchrl.data")
+    target = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(CAPACITY), batch_size=4, prefetch=3)
+    target.extend(framework("tensordict").TensorDict({"n": torch.arange(CAPACITY)}, [CAPACITY]))
+    begun, waiting = Future[Any](), Future[Any]()
+    assert begun.set_running_or_notify_cancel()
+    waited: list[tuple[list[Any], int]] = []
+
+    def wait_for(futures: Any) -> None:
+        waited.append((list(futures), len(target._prefetch_queue)))
+
+    monkeypatch.setattr("casckpt.integrations.replay._torchrl.wait", wait_for)
+    with casckpt.open(str(store_path), create=True) as store, target._prefetch_executor:
+        store.commit(1, rings(target))
+        target._prefetch_queue.extend([begun, waiting])
+        store.restore_into(rings(target))
+    assert waited == [([begun], 2)]  # before they are forgotten
+    assert waiting.cancelled() and not target._prefetch_queue
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,25 @@ def test_process_is_dead_after_the_timeout_of_the_observers_clock_and_not_before
     assert (pulse.beat.step, pulse.beat.generation, pulse.beat.phase) == (7, 2, "training")
     beats.close()
     assert folder.look() == {}
+
+
+def test_pulse_during_which_a_fence_is_told_puts_no_older_phase_over_it(tmp_path: Path) -> None:
+    """The one that is told meanwhile is the last that was said, at whatever moment of the pulse that is."""
+
+    def now_s() -> float:
+        if acts:
+            acts.pop()()
+        return 0.0
+
+    acts: list[Callable[[], None]] = []
+    beats = BeatFile(str(tmp_path), "learner", period_s=0.0, system=System(monotonic_s=now_s))
+    folder = BeatFolder(str(tmp_path))
+    beats.beat(1, phase="saving")
+    acts.append(lambda: beats.beat(1, phase="fenced"))
+    beats.pulse()
+    (pulse,) = folder.look().values()
+    assert not acts and (pulse.beat.phase, pulse.beat.counter) == ("fenced", 3)
+    beats.close()
 
 
 def test_beats_are_written_once_a_period_and_news_at_once(tmp_path: Path) -> None:
