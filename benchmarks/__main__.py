@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import chains, commit, engine, footprint, replay, replay_peers, restore, scale, stall
+from benchmarks import chains, commit, engine, footprint, kinds, replay, replay_peers, restore, scale, stall
 from benchmarks._harness import MIB, Measurement, Settings
 from benchmarks._machine import facts, file_system
 
@@ -29,6 +29,7 @@ ROWS: dict[str, Row] = {
     "T3we": engine.training,
     "T4": restore.restore,
     "T5": chains.chains,
+    "T5k": kinds.kinds,
     "T7": commit.light,
     "T8": scale.scale,
     "T9": replay.replay,

@@ -69,10 +69,10 @@ def _joint(name: str, level: str, share: float, speeds: list[float], *, has_targ
 def _restores(name: str, level: str, path: str, plain: str, series: corpora.Series, settings: Settings) -> Measurement:
     """The slowest restore among the newest commits, found by one look at each, as a ratio to the plain one."""
     last = series.steps[-1]
-    _restore(plain, last)  # into the page cache
-    first = {step: _restore(path, step) for step in series.steps[-_RESTORED_COUNT:]}
+    restore_costs(plain, last)  # into the page cache
+    first = {step: restore_costs(path, step)[0] for step in series.steps[-_RESTORED_COUNT:]}
     slowest = max(first, key=first.__getitem__)
-    pairs = [(_restore(path, slowest), _restore(plain, last)) for _ in range(settings.pair_count)]
+    pairs = [(restore_costs(path, slowest)[0], restore_costs(plain, last)[0]) for _ in range(settings.pair_count)]
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     size = series.raw_bytes(series.count - 1)
     return absolute(
@@ -86,7 +86,9 @@ def _restores(name: str, level: str, path: str, plain: str, series: corpora.Seri
     )
 
 
-def _restore(path: str, step: int) -> float:
+def restore_costs(path: str, step: int) -> tuple[float, float]:
+    """Seconds by the clock, and of processor time, of a restore in a new process."""
     command = [sys.executable, "-m", "benchmarks._restore_child", path, str(step)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=os.getcwd())
-    return float(done.stdout)
+    elapsed, used = done.stdout.split()
+    return float(elapsed), float(used)

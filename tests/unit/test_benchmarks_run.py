@@ -25,6 +25,7 @@ CASE_COUNTS = {
     "T3we": 1,
     "T4": 4,
     "T5": 18,
+    "T5k": 6,
     "T7": 1,
     "T8": 6,
     "T9": 9,
@@ -44,6 +45,7 @@ SLOW_ROWS = (
     "T3we",
     "T4",
     "T5",
+    "T5k",
     "T8",
     "T9",
     "T9p",
@@ -61,12 +63,12 @@ class Restores:
     """
 
     def __init__(self) -> None:
-        self._by_process = chains._restore
+        self._by_process = chains.restore_costs
         self._count = 0
 
-    def __call__(self, path: str, step: int) -> float:
+    def __call__(self, path: str, step: int) -> tuple[float, float]:
         self._count += 1
-        return self._by_process(path, step) if self._count == 1 else _restore_child.restore_s(path, step)
+        return self._by_process(path, step) if self._count == 1 else _restore_child.restore_costs(path, step)
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_every_row_is_covered_here() -> None:
 def test_row_in_miniature_yields_finite_figures_and_leaves_no_files(
     name: str, tiny: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chains, "_restore", Restores())
+    monkeypatch.setattr(chains, "restore_costs", Restores())
     found = list(command.ROWS[name](tiny))
     assert len(found) == CASE_COUNTS[name]
     for each in found:
