@@ -63,6 +63,7 @@ from casckpt.index.tables import (
     add_fill,
     add_place,
     decode_object,
+    decode_pack_row,
     decode_snap,
     encode_object,
     encode_pack_row,
@@ -252,13 +253,29 @@ def _raise_passing(error: CasckptError) -> None:
 
 
 def _add_named(txn: KvWriter, seq: int, named: Sequence[PackRef], packs: PackSource) -> None:
-    """Packs that entry `seq` makes part of the store."""
+    """Packs that entry `seq` makes part of the store. One that is noted as missing has no places.
+
+    Raises:
+        PackGone: one whose records were found before has been swept.
+    """
     for pack in named:
-        if txn.get("pack_ids", pack.pack_id) is None:
-            add_pack(txn, pack.pack_id, pack.size, packs.rows(pack.pack_id))
         found_size = packs.size(pack.pack_id)
+        if txn.get("pack_ids", pack.pack_id) is None:
+            rows = packs.rows(pack.pack_id) if found_size != -1 else ()
+            add_pack(txn, pack.pack_id, pack.size, rows)
+            found_size = found_size if rows else packs.size(pack.pack_id)  # it could not be read, or was swept just now
+        elif found_size == -1 and _may_have_places(txn, pack.pack_id):
+            raise PackGone
         if found_size != pack.size:
             put_struct(txn, "meta", PENDING + pack.pack_id, Pending(seq, pack.pack_id, found_size))
+
+
+def _may_have_places(txn: KvWriter, pack_id: bytes) -> bool:
+    """Whether records of a pack that is known were found: not of one that was missing then, or is condemned."""
+    row = txn.get("packs", txn.get("pack_ids", pack_id) or b"")
+    pending = get_struct(txn, "meta", PENDING + pack_id, Pending)
+    is_missing = pending is not None and pending.found_size == -1
+    return row is not None and decode_pack_row(row)[1] != CONDEMNED and not is_missing
 
 
 def _move_head(txn: KvWriter, seq: int, body: Commit | Supersede, snapshot: Snapshot) -> int:

@@ -74,6 +74,7 @@ class IndexKeeper:
         self._read_only = read_only
         self._lock = threading.RLock()
         self._kv: Kv | None = None
+        self._condemned = -1  # the newest condemnation at the last look
         self._unread: dict[int, CasckptError] = {}  # entries, new since `open`, that the medium refused to give
         self.reader = ObjectReader(root, timeline, lambda: self.kv)
 
@@ -137,6 +138,10 @@ class IndexKeeper:
         with self.kv.read() as txn:
             applied = read_applied(txn) or _NOTHING
             is_exact = txn.get("meta", INEXACT) is None
+            condemned = last_condemned(txn)
+        if condemned != self._condemned:
+            self._condemned = condemned
+            self.reader.forget_files()  # a file that somebody has open keeps its space after it is unlinked
         if not is_exact or any(seq <= applied.seq and self._is_readable(seq) for seq in self._unread):
             self.rebuild()
             applied = self.applied()

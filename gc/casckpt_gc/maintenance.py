@@ -22,7 +22,7 @@ from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.store.opening import open_store
 from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report, check_grace
 from casckpt_gc.compaction import COMPACTION, Compaction
-from casckpt_gc.patrol import Health, Limits, Patrolled, health, patrol
+from casckpt_gc.patrol import Health, Limits, Patrolled, health, health_text, patrol
 from casckpt_gc.plan import check_rules, plan
 from casckpt_gc.retention import AnyOf, Retention, Thinning, check_count
 
@@ -176,8 +176,8 @@ class Maintenance:
         before, self.health = self.health, health(own, self._limits)
         if self.health.state != "good" and (before is None or before.state != self.health.state):
             what = "saves that are due are left out until that is over" if self.health.state == "stop" else "take care"
-            text = f"{self.health.free_bytes} bytes are free, and a small write takes {self.health.write_s:.3f} s"
-            warnings.warn(f"the disk of {own.path}: {text}; {what}", StoreWarning, stacklevel=1)
+            text = f"the disk of {own.path}: {health_text(self.health)}; {what}"
+            warnings.warn(text, StoreWarning, stacklevel=1)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for a collection that is under way."""

@@ -126,8 +126,16 @@ class Patrolled(Value):
         lines += _more(self.findings)
         lines += [f"needed by {user_text(each)}" for each in self.needed_by[:_SHOWN_MAX]]
         lines += _more(self.needed_by)
-        lines.append(f"disk: {self.health.free_bytes} bytes free, a small write takes {self.health.write_s:.3f} s")
+        lines.append(f"disk: {_MEANINGS[self.health.state]}{health_text(self.health)}")
         return "\n".join(lines)
+
+
+_MEANINGS = {"good": "", "warn": "take care, ", "stop": "not fit to save to, "}
+
+
+def health_text(found: Health) -> str:
+    """Room and speed of a disk, for people."""
+    return f"{found.free_bytes} bytes are free, and a small write takes {found.write_s:.3f} s"
 
 
 def _titled(name: str) -> str:

@@ -477,6 +477,25 @@ def test_document_says_so_also_of_what_was_retired_after_the_plan(store_path: Pa
 # --- a full disk, and what earlier processes left ---
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_handle_keeps_files_open_that_are_gone(store_path: Path) -> None:
+    """Space is free only when nobody has the file open any more."""
+
+    def open_packs() -> list[str]:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        found = [os.readlink(each) for each in links if os.path.islink(each)]
+        return [each for each in found if each.startswith((f"{store_path}/packs", f"{store_path}/trash"))]
+
+    with open_store(store_path) as learner, open_store(store_path) as collector:
+        commit(learner, 1, 2, 3)
+        for store in (learner, collector):
+            assert difference(tree(1), store.restore(1)) is None
+        assert len(open_packs()) >= 2
+        collect(collector, Retention(latest=1))
+        assert learner.steps() == [3]
+        assert [each for each in open_packs() if each.endswith("(deleted)")] == []
+
+
 def test_collection_frees_space_on_a_full_disk(store_path: Path) -> None:
     """G12: from the moment the collection begins nothing can be created or written, but for what the reserve gives."""
     with open_store(store_path) as store:
