@@ -79,7 +79,7 @@ LEVELS: Final[Mapping[str, Level]] = {
     for level in (
         Level("fast", 0.1, 0.25, 0.5, 0.5, 0.02, 0.02, has_predictions=False),
         Level("balanced", 0.1, 3.0, 0.03, 0.5, 1.0, 0.5, has_predictions=True),
-        Level("small", 0.03, 17.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
+        Level("small", 0.03, 11.0, 0.03, 0.03, 1.0, 0.0, has_predictions=True),
     )
 }
 DEFAULT_LEVEL = "balanced"
