@@ -189,7 +189,7 @@ SAFE_FLAGS = (
     | getattr(os, "O_NOINHERIT", 0)
 )  # no links, no inheritance, no waiting for the other end of a FIFO
 FORK_GATE = (
-    threading.Lock()
+    threading.RLock()  # where it is held, the garbage collector may close an index that nobody uses any more
 )  # held where a descriptor that carries a lock is open but nowhere noted: no fork in between
 _ALL_LOCKS: weakref.WeakSet[WriteLock] = weakref.WeakSet()
 

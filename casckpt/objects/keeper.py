@@ -131,7 +131,6 @@ class IndexKeeper:
                     if "index_path" not in error.facts:
                         raise  # not the index: a file of the store could not be read now
                     self._replace_unusable(error)
-                    return self.applied().seq
 
     def _catch_up(self, own: Entry | None, rows: Mapping[bytes, Sequence[PackRow]]) -> int:
         """`catch_up`; after any rebuild it goes on from what there is: another process's index, if that was faster."""
@@ -372,6 +371,8 @@ class IndexKeeper:
             kv = self._home.rebuild(lambda kv: self._fill(kv, at_least))
             if kv is not None:
                 self._replace(kv)
+                if self.applied().seq < at_least:
+                    self.rebuild(at_least=at_least)  # another process's, which does not know that number
             else:
                 warnings.warn(
                     f"the index on disk cannot be used, one in memory takes its place: {self._home.reason}",
@@ -403,8 +404,10 @@ class IndexKeeper:
 
     def _replace(self, kv: Kv) -> None:
         """Use another index. The old one is closed once the last thread that has taken it lets go of it."""
-        self._kv = kv
-        self.reader.forget_files()
+        old = self._kv  # its last user closes it, not here where a lock is held
+        with self.reader.renumbering():
+            self._kv = kv
+        del old
 
     def _fill_once(self, kv: Kv, at_least: int) -> None:
         """The rows that applying entry after entry gives.

@@ -17,7 +17,7 @@ import functools
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from casckpt.codec import decode_into
@@ -489,8 +489,15 @@ class ObjectReader:
         return memoryview(buffer)[:size]
 
     def forget_files(self) -> None:
-        """Let go of all open packs: after a rebuild of the index (numbers change) and at close."""
+        """Let go of all open packs."""
+        with self.renumbering():
+            pass
+
+    @contextlib.contextmanager
+    def renumbering(self) -> Iterator[None]:
+        """For putting another index in use: who has seen it finds no file that is known by a number of the old one."""
         with self._lock:
+            yield
             self._files.clear()
             self._files = OrderedDict()  # a new one: who opens one now sees that it is not to be kept
 

@@ -18,6 +18,9 @@ import casckpt_gc
 import numpy as np
 import pytest
 
+from casckpt.errors import CasckptError
+from casckpt.ids import ObjectId
+from casckpt.index.tables import decode_object
 from casckpt.objects import keeper
 from casckpt.objects.keeper import IndexKeeper
 from casckpt.objects.packs import list_packs
@@ -130,3 +133,52 @@ def test_what_is_answered_does_not_depend_on_when_the_index_is_made_anew(
         assert run(made, tmp_path / "made anew", act, renumbering) == expected, f"made anew at {place}"
         done += renumbering.is_done
     assert done > 3
+
+
+class Watched:
+    """A reader's lock: whenever who makes an index anew takes it or has let go of it, another thread reads."""
+
+    def __init__(self, read: Callable[[], None]) -> None:
+        self._lock, self._maker, self._read = threading.Lock(), threading.current_thread(), read
+
+    def __enter__(self) -> None:
+        self._read_elsewhere()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._read_elsewhere()
+
+    def _read_elsewhere(self) -> None:
+        if threading.current_thread() is self._maker:
+            thread = threading.Thread(target=self._read)
+            thread.start()
+            thread.join()
+
+
+@pytest.mark.full
+def test_no_moment_at_which_files_of_old_numbers_are_read_by_new_ones(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read by an index just put in use is proven: a number that still means another pack looks like damage."""
+    shutil.copytree(made, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
+    with open_store(tmp_path / "store", create=False) as store:
+        reader = store._keeper.reader
+        with store._keeper.kv.read() as txn:
+            packed = [ObjectId(key) for key, row in txn.scan("objects") if decode_object(row)[1]]
+        failed: list[CasckptError] = []
+        counts: list[int] = []
+
+        def read_all() -> None:
+            counts.append(len(packed))
+            for each in packed:
+                try:
+                    reader.read(each)
+                except CasckptError as error:
+                    failed.append(error)
+
+        monkeypatch.setattr(keeper, "list_packs", lambda *where: list(list_packs(*where))[::-1])
+        reader._lock = Watched(read_all)  # type: ignore[assignment]
+        store._keeper.rebuild()
+        assert failed == []
+        assert len(counts) >= 4 and min(counts) > 10

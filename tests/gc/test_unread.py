@@ -19,7 +19,7 @@ import pytest
 from casckpt_gc import Retention, Thinning
 
 import casckpt
-from casckpt.errors import CorruptionError, StorageError
+from casckpt.errors import CorruptionError, StorageError, StoreWarning
 from casckpt.index.lifecycle import IndexHome
 from casckpt.index.tables import TABLES, decode_pack_row, key_number, read_fill
 from casckpt.objects.keeper import IndexKeeper
@@ -267,6 +267,40 @@ def test_what_came_after_another_process_s_index_is_seen_at_once(store_path: Pat
         with overtaken(other._keeper, rows) as seen:
             assert other._keeper.catch_up() == store.snapshot(4).seq
         assert seen
+
+
+def test_what_came_after_another_process_s_index_is_seen_at_once_in_place_of_a_damaged_one(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(store_path) as store, elsewhere(store_path) as other:
+        commit(store, 1)
+        rows = index_rows(store)
+        commit(store, 2)
+        apply_next = other._keeper._apply_next
+
+        def damaged_once(*given: Any) -> int:
+            monkeypatch.setattr(other._keeper, "_apply_next", apply_next)
+            raise CorruptionError("a page is damaged", index_path="index")
+
+        monkeypatch.setattr(other._keeper, "_apply_next", damaged_once)
+        with overtaken(other._keeper, rows) as seen, pytest.warns(StoreWarning, match="was damaged and is rebuilt"):
+            assert other._keeper.catch_up() == store.snapshot(2).seq
+        assert seen
+
+
+def test_number_that_is_known_to_be_taken_stays_so_in_another_process_s_index(store_path: Path) -> None:
+    """The other one began to make its index when that entry was not there yet; now it is gone."""
+    with open_store(store_path) as store, elsewhere(store_path) as other:
+        commit(store, 1)
+        rows = index_rows(store)
+        commit(store, 2)
+        assert other.steps() == [1, 2]
+        (file,) = store_path.glob(f"timeline/*{entry(2)}")
+        file.unlink()
+        with overtaken(other._keeper, rows) as seen:
+            other._keeper.rebuild(at_least=2)
+        assert seen
+        assert other._keeper.applied().gaps == [2]
 
 
 def test_a_condemnation_that_is_gone_leaves_packs_where_they_are(store_path: Path) -> None:

@@ -15,6 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from casckpt.errors import InvalidInputError, ReadOnlyError, StorageError
 from casckpt.index.kv import SCAN_BATCH, MemoryKv
 from casckpt.index.lmdb_kv import LmdbKv, prepare_folder
+from casckpt.index.lock import FORK_GATE
+from casckpt.index.presence import FolderPresence
 
 TABLES = ("objects", "meta")
 AnyKv = MemoryKv | LmdbKv
@@ -321,3 +323,14 @@ TestBothAgainstADict = BothAgainstADict.TestCase
 TestBothAgainstADict.settings = settings(
     max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_one_that_nobody_uses_any_more_is_closed_also_by_a_thread_that_is_opening_a_lock(tmp_path) -> None:
+    """The garbage collector runs in any thread at any time."""
+    kv = LmdbKv(str(tmp_path), TABLES, presence=FolderPresence(str(tmp_path)))
+    assert len(list(tmp_path.glob("use-*"))) == 1
+    with FORK_GATE:
+        assert FORK_GATE.acquire(blocking=False)  # or what follows would wait for ever
+        FORK_GATE.release()
+        del kv
+        assert list(tmp_path.glob("use-*")) == []
