@@ -142,6 +142,8 @@ class TrialSteps:
         component: str = "policy",
         only: Iterable[str] | None = None,
     ) -> None:
+        if count < 1:
+            raise InvalidInputError(f"count={count}: expected at least 1 trial step")
         self._step, self._count, self._component = step, count, component
         self._band = change_min, math.inf if change_max is None else change_max
         self._only = None if only is None else tuple(only)

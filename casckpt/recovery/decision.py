@@ -331,6 +331,8 @@ def decide(
     if choose == BEST:
         ordered = [each for each in ordered if each.id not in situation.diverged] or ordered
         ordered.sort(key=lambda each: -_score(each, chosen))  # stable: of equals, and without a metric, the newest
+    elif newest is not None and newest.id not in situation.diverged:  # and no labelled one is fallen back to
+        ordered = [each for each in ordered if not _diverged_label(each, chosen)]
     return Action("resume", tuple(ordered[:CANDIDATES_MAX]), tuple(reasons))
 
 

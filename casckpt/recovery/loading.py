@@ -164,7 +164,7 @@ def load_into(
     if is_resume:
         store.resume(snapshot, only=[], branch=branch, allow_mixed=allow_mixed)
     if changes:
-        warnings.warn(f"config: {'; '.join(map(str, changes))}", ConfigDriftWarning, stacklevel=2)
+        warnings.warn(f"config: {'; '.join(map(str, changes))}", ConfigDriftWarning, stacklevel=3)  # past `checked`
     return LoadReport(
         snapshot,
         tuple(sorted(selection.names)),

@@ -84,6 +84,9 @@ class Settings:
     def __post_init__(self) -> None:
         whole = dict.fromkeys(("restarts_max", "probe_failures_max"), WHOLE)
         check({**dict.fromkeys(vars(self), NUMBER), **whole, "watch": TEXT}, vars(self))
+        for name, value in vars(self).items():
+            if name != "watch" and not value >= 0:  # nor NaN
+                raise InvalidInputError(f"{name}={value}: expected 0 or more", name=name)
 
     def pause_s(self, row: int) -> float:
         """How long to wait before the `row`-th restart in a row."""

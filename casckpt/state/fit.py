@@ -293,14 +293,19 @@ class Fit:
         from casckpt.state import _torch
 
         state = live.state_dict()
+        if node is None:
+            return self._differ_kind(live, node, path, "a scalar")
         if not isinstance(node, Mapping) or not isinstance(state, dict):
             return self._loading(live, node, path)
         owned = _torch.storages_of(live)
         rest: list[tuple[Any, Node, int]] = []
         fillings = []
         for key, child in zip(keys_of(node), node.children, strict=True):
-            if key in state and isinstance(child, int) and _torch.is_in(state[key], owned):
+            is_own = key in state and _torch.is_in(state[key], owned)
+            if is_own and isinstance(child, int):
                 fillings.append(self._leaf(state[key], child, join_path(path, key), is_replaceable=False))
+            elif is_own and (child is None or isinstance(child, Mapping | Sequence)):  # torch would refuse it half-way
+                self._differ_kind(state[key], child, join_path(path, key), "a scalar" if child is None else "values")
             elif key in state:
                 rest.append((key, child, self._stage(child)))
             else:

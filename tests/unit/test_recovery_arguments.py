@@ -150,3 +150,15 @@ def test_kinds_take_what_python_and_numpy_have_for_them() -> None:
     assert TEXTS.fits(("a", "b")) and not TEXTS.fits("ab") and not TEXTS.fits(["a", 1])
     assert LIST.fits(iter(())) and not LIST.fits({}) and not LIST.fits(b"")
     assert FLAG.fits(False) and not FLAG.fits(0)
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan")])
+@pytest.mark.parametrize("name", sorted({*vars(recovery.Settings())} - {"watch"}))
+def test_patience_that_is_none_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(casckpt.InvalidInputError, match=name):
+        recovery.Settings(**{name: value})
+
+
+def test_trial_without_a_step_is_refused() -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="count=0: expected at least 1"):
+        recovery.TrialSteps(lambda targets: 0.0, count=0)

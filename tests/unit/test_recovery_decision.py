@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import casckpt
-from casckpt.recovery import Action, FailureInfo, Policy, Rule, decide, make_plan, survey
+from casckpt.recovery import Action, FailureInfo, Policy, RecoveryCoordinator, Rule, decide, make_plan, survey
 from casckpt.recovery.decision import DEFAULT_RULES
 from tests.unit.cli_stores import call, entry_path, flip
 from tests.unit.stores import open_store
@@ -23,6 +23,16 @@ def make_run(path: Path, metrics: list[float | None], labels: dict[int, dict[str
             weights = np.random.default_rng(number).standard_normal(40_000)
             known = {} if value is None else {"return": value}
             store.commit(number * 10, {"policy": {"w": weights}}, metrics=known, labels=(labels or {}).get(number * 10))
+
+
+class FailsOnce:
+    """A check that the first snapshot does not pass."""
+
+    def __init__(self) -> None:
+        self.answers = [["no"]]
+
+    def __call__(self, targets: Any) -> list[str]:
+        return self.answers.pop() if self.answers else []
 
 
 def lose_packs(path: Path) -> None:
@@ -120,6 +130,25 @@ def test_labelled_and_nonfinite_snapshots_count_as_diverged(tmp_path: Path) -> N
     assert "the newest snapshot has diverged" in told
 
 
+def test_one_that_is_labelled_as_diverged_is_not_fallen_back_to(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0, 2.0, 3.0, 4.0, 5.0], {40: {"diverged": "true"}})
+    policy = Policy(metric="return")
+    with open_store(tmp_path / "store") as store:
+        action = decide(survey(store, policy), FailureInfo(), policy)
+        taken = RecoveryCoordinator(store, policy=policy, checks=[FailsOnce()]).recover(
+            {"policy": {"w": np.zeros(40_000)}}
+        )
+    assert steps(action) == [50, 30, 20, 10]
+    assert taken.step == 30
+
+
+def test_rule_that_asks_for_the_newest_whatever_it_is_gets_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "store", [1.0, 2.0, 3.0], {30: {"diverged": "true"}, 20: {"diverged": "true"}})
+    policy = Policy(rules=(Rule("newest", "always"),))
+    with open_store(tmp_path / "store") as store:
+        assert steps(decide(survey(store, policy), FailureInfo(), policy)) == [30, 20, 10]
+
+
 def test_mixed_and_damaged_snapshots_are_passed_over_with_the_reason(tmp_path: Path) -> None:
     make_run(tmp_path / "store", [1.0, 2.0])
     newest = max(
@@ -207,7 +236,7 @@ def test_best_that_others_are_held_against_is_none_that_is_labelled_as_diverged(
     policy = Policy(metric="return", drop_max=0.1)
     with open_store(tmp_path / "store") as store:
         situation = survey(store, policy)
-    assert steps(decide(situation, FailureInfo(), policy)) == [40, 30, 20, 10]
+    assert steps(decide(situation, FailureInfo(), policy)) == [40, 20, 10]
     assert {each.step for each in situation.candidates if each.id in situation.diverged} == {10, 30}
 
 

@@ -218,8 +218,9 @@ def test_config_drift_is_told_item_by_item(tmp_path: Path) -> None:
             "old": "old was 1, is gone",
             "new": "new is new: 2",
         }
-        with pytest.warns(casckpt.ConfigDriftWarning, match=r"ppo.batch: 64 → 128"):
+        with pytest.warns(casckpt.ConfigDriftWarning, match=r"ppo.batch: 64 → 128") as caught:
             report = load_into(store, {"a": [0]}, config=new)
+        assert caught[0].filename == __file__  # of the line that must change
         assert len(report.config_changes) == 4
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -381,3 +381,14 @@ def test_an_opaque_leaf_is_refused_before_anything_is_touched() -> None:
         memory[:] = snapshot.blocks[block]
     target.finish(snapshot.scalars, allow_pickle=True)
     assert live["o"] is Colour and live["a"].item() == 1.0
+
+
+@pytest.mark.parametrize("value", ["text", 3, None, {"a": 1}, [1.0]])
+def test_value_where_a_module_has_a_tensor_is_refused_before_anything_is_touched(value: Any) -> None:
+    stored = Snapshot("policy", {"bias": torch.ones(2), "weight": value})
+    target = stored.target(torch.nn.Linear(4, 2))
+    assert [each.path for each in target.differences] == ["policy/weight"]
+
+
+def test_scalar_for_a_whole_module_is_refused_before_anything_is_touched() -> None:
+    assert [each.path for each in Snapshot("policy", 3).target(torch.nn.Linear(4, 2)).differences] == ["policy"]
