@@ -41,8 +41,8 @@ PREDICTION_COSTS = {
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 _DENSE_COST = 15
 _PREDICTION_COST = 11  # of a kind that is not among them
-_NARROW_COSTS = {SECOND_MOMENT: 66}  # of numbers of 16 bits: twice as many to a byte, widened and rounded
-_NARROW_COST = 38
+_NARROW_COSTS = {SECOND_MOMENT: 92}  # of numbers of 16 bits: twice as many to a byte, widened and rounded
+_NARROW_COST = 53
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
 
