@@ -425,10 +425,10 @@ class _Environment:
                 known = cls(folder, tables, read_only, use_lock_file)
                 known.key = key
                 known._open()
-                _REGISTRY[key] = known
             elif known.read_only and not read_only:
                 known._make_writable()
             known.users += 1
+            _REGISTRY[key] = known  # again, where its last user was collected since it was looked up
             return known
 
     def release(self, presence: Presence | None = None) -> None:

@@ -310,7 +310,10 @@ class ObjectReader:
                 errors.append(error)
                 continue
             return _tell_passed_over(errors)
-        raise errors[0]
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # or error, frame and list would keep each other, and the index that was read
 
     def _fetch_based(self, object_id: ObjectId, out: memoryview, txn: KvReader) -> None:
         """Fill `out`, whatever records of whatever is below are bad, while there are others.
