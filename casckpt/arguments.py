@@ -50,6 +50,10 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, Collection) and _is_list(value) and all(isinstance(each, str) for each in value)
 
 
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, Collection) and _is_list(value) and all(callable(each) for each in value)
+
+
 TEXT = kind_of(str, words="text")
 FLAG = kind_of(bool, words="True or False")
 PATH = kind_of(str, os.PathLike, words="a path")
@@ -59,6 +63,7 @@ NUMBER = Kind("a number", lambda value: isinstance(value, numbers.Real) and not 
 FUNCTION = Kind("a function", callable)
 LIST = Kind("a list", _is_list)
 TEXTS = Kind("a list of texts", _are_texts)
+FUNCTIONS = Kind("a list of functions", _are_functions)
 
 
 def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ never stops a training.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 
 from casckpt.engine.beats import FENCED, BeatFile, fence_of, supervised_beats, tell_when_fenced
@@ -26,6 +27,7 @@ class Alive:
         self._file: BeatFile | None = None
         self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
         self._fence, self._is_told = fence_of(store), False
+        self._reference = weakref.ref(self, self._fence.speakers.discard)
         self._try(self._open)
 
     def _open(self) -> None:
@@ -33,7 +35,7 @@ class Alive:
         if self._file is not None:
             self._store.on_progress = self.pulse
             tell_when_fenced(self._store)
-            self._fence.speakers.add(self)
+            self._fence.speakers.add(self._reference)
 
     def say(self, *, step: int | None = None, phase: str = "", quiet_s: float = 0.0) -> None:
         """A step, or a phase that begins.
@@ -67,7 +69,7 @@ class Alive:
         """Say good-bye: from here on nobody is missed."""
         file, self._file = self._file, None
         if file is not None:
-            self._fence.speakers.discard(self)
+            self._fence.speakers.discard(self._reference)
             self._try(file.leave)
 
     def _try(self, act: Callable[[], None]) -> None:

@@ -223,12 +223,12 @@ class Fence:
 
     Attributes:
         is_told: from a `FencedError` on, until any handle of this process has recovered the run.
-        speakers: engines that are open.
+        speakers: engines that are open; a plain set, which a copy is made of at once, whoever comes or goes.
     """
 
     def __init__(self) -> None:
         self.is_told = False
-        self.speakers: weakref.WeakSet[Speaker] = weakref.WeakSet()
+        self.speakers: set[weakref.ref[Speaker]] = set()
         self._generation = 0
         self._file: BeatFile | None = None
         self._lock = threading.RLock()
@@ -240,8 +240,10 @@ class Fence:
             if is_fenced == self.is_told or generation < self._generation:
                 return  # known, or it was another handle of this process that recovered the run since
             self.is_told, self._generation = is_fenced, generation
-            for speaker in list(self.speakers):
-                speaker.say()
+            for reference in list(self.speakers):
+                speaker = reference()
+                if speaker is not None:
+                    speaker.say()
             if self._file is not None or not self.speakers:
                 with contextlib.suppress(StorageError, FileNotFoundError):
                     self._say()

@@ -33,10 +33,14 @@ TOKEN_HEADER = "X-Casckpt-Token"
 TOKEN_LENGTH_MIN = 16
 _BODY_SIZE_MAX = 4096
 _IDLE_TIMEOUT_S = 10.0
+_PORT_MAX = 65535
 
 
 class BeatServer:
     """Takes beats in and says which version the learner has. A context manager; serves in threads of its own.
+
+    Attributes:
+        is_closed: from `close` on; connections that clients keep are refused then, as new ones are.
 
     Args:
         version: called for each beat; gives the learner's version now.
@@ -44,7 +48,7 @@ class BeatServer:
         host, port: where to listen; port 0 takes a free one.
 
     Raises:
-        InvalidInputError: the token is too short, or cannot stand in a header.
+        InvalidInputError: the token is too short, or cannot stand in a header; or no such port can be.
         BusyError: somebody else listens there.
         StorageError: it cannot listen there for another reason.
     """
@@ -66,6 +70,7 @@ class BeatServer:
         self._lock = threading.Lock()
         self._version = version
         self._token = token.encode()
+        self.is_closed = False
         self._server = listen(host, port, _handler(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="casckpt-beats", daemon=True
@@ -96,6 +101,7 @@ class BeatServer:
 
     def close(self) -> None:
         """Stop listening. Whoever is being answered gets the answer."""
+        self.is_closed = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -113,9 +119,12 @@ def listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> Threa
     """A server that listens, with a thread for each request.
 
     Raises:
+        InvalidInputError: no such port can be.
         BusyError: somebody else listens there.
         StorageError: it cannot listen there for another reason: no such address, or no right to.
     """
+    if not 0 <= port <= _PORT_MAX:
+        raise InvalidInputError(f"port={port}: expected 0 to {_PORT_MAX}; 0 takes a free one", port=port)
     try:
         server = ThreadingHTTPServer((host, port), handler)
     except OSError as error:
@@ -139,6 +148,8 @@ def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:
                 size = -1
             if self.path != "/beat" or not 0 < size <= _BODY_SIZE_MAX:
                 return self._answer(404 if self.path != "/beat" else 413, b"{}", is_last=True)
+            if server.is_closed:
+                return self._answer(503, b"{}", is_last=True)
             try:
                 beat = msgspec.json.decode(self.rfile.read(size), type=Beat)
             except (msgspec.DecodeError, UnicodeDecodeError):
@@ -206,6 +217,8 @@ class BeatClient:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise StorageError(f"the learner did not answer: {error}. Hold samples and beat again.") from error
+        if response.status == 503:
+            raise StorageError("the learner listens no more. Hold samples and beat again.")
         if response.status != 200:
             raise StorageError(f"the learner refused a beat with {response.status}. Check the token.")
         with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):

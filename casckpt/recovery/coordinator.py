@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from casckpt.arguments import FLAG, FUNCTION, LIST, PATH, TEXTS, WHOLE, checked, kind_of, maybe
+from casckpt.arguments import FLAG, FUNCTION, FUNCTIONS, PATH, TEXTS, WHOLE, checked, kind_of, maybe
 from casckpt.engine.beats import tell_when_fenced
 from casckpt.engine.engine import CheckpointEngine
 from casckpt.errors import (
@@ -115,7 +115,7 @@ class RecoveryCoordinator:
     @checked(
         store=Store,
         policy=maybe(Policy),
-        checks=LIST,
+        checks=FUNCTIONS,
         marker=maybe(PATH),
         keep_reads=FLAG,
         schema_version=maybe(WHOLE),

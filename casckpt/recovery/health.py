@@ -36,6 +36,7 @@ class HealthServer:
         host, port: where to listen; port 0 takes a free one.
 
     Raises:
+        InvalidInputError: no such port can be.
         BusyError: somebody else listens there.
         StorageError: it cannot listen there for another reason.
     """

@@ -19,7 +19,7 @@ import msgspec
 from casckpt.arguments import FLAG, MAPPING, TEXT, TEXTS, WHOLE, checked, maybe
 from casckpt.errors import ConfigDriftWarning, InvalidInputError, MismatchError
 from casckpt.recovery.migrations import Migrate, Migrations, migrate, registered
-from casckpt.recovery.paths import component_of, find_places, replace_at, value_at
+from casckpt.recovery.paths import check_kind, component_of, find_places, replace_at, value_at
 from casckpt.replay.view import RingView
 from casckpt.state.rng import RngState
 from casckpt.state.rng_guard import RngGuard
@@ -131,7 +131,7 @@ def load_into(
         ref: see `Store.snapshot`.
         only: what to take from the snapshot; everything else keeps its live value. None for all of the targets.
         keep: what keeps its live value, `optimizer/param_groups/*/lr` say.
-        override: path → the value that it gets.
+        override: path → the value that it gets: a number for a number, a container for a container with all its names.
         schema_version: what today's code expects; None for whatever the snapshot has.
         migrations: those that lead there.
         config, fatal: today's config, and items of it that must be as in the snapshot; see `config_drift`. Others that
@@ -145,7 +145,7 @@ def load_into(
     Raises:
         NotFoundError: a path or reference that names nothing.
         MismatchError: schema, config, or stored and live state do not agree. Nothing was touched.
-        InvalidInputError: paths that contradict each other.
+        InvalidInputError: paths that contradict each other, or an override of another kind. Nothing was touched.
         Otherwise as `Store.restore_into`.
     """
     snapshot = store.snapshot(ref)
@@ -248,6 +248,7 @@ class Selection:
         tree = _overlay(tree, own, name, self._keep.get(name, ()), self.kept)
         for pattern in self._override.get(name, ()):
             for path, keys in find_places(tree, name, pattern).items():
+                check_kind(value_at(tree, keys), self._values[pattern], path)
                 tree = replace_at(tree, keys, self._values[pattern], path)
                 self.overridden.append(path)
         twice = sorted(set(self.kept) & set(self.overridden))

@@ -98,3 +98,43 @@ def replace_at(tree: Any, keys: Keys, value: Any, path: str) -> Any:
     changed = copy.copy(tree)
     changed[key] = child
     return changed
+
+
+def check_kind(old: Any, new: Any, path: str) -> None:
+    """Raise unless a value can stand where the old one does, as far as its kind says: what is loaded from a tree half
+    checks it itself, when half of it is loaded.
+
+    Raises:
+        InvalidInputError: a container, an array, a text or a number where another of these is, or a container that
+            lacks names.
+    """
+    found, expected = _kind_of(new), _kind_of(old)
+    is_number = expected == "an array" and found == "a number" and not old.shape
+    if found != expected and not is_number and "nothing" not in (found, expected):
+        raise InvalidInputError(
+            f"override {path!r}: expected {expected}, found {found}: {new!r:.60}. Nothing was touched.", path=path
+        )
+    if expected == "a mapping":
+        missing = [key for key in old if key not in new] if found == expected else list(old)
+        if missing:
+            raise InvalidInputError(
+                f"override {path!r}: {sorted(map(str, missing))[:5]} of {len(old)} names are missing. Name single "
+                f"places ({path}/…), or give all. Nothing was touched.",
+                path=path,
+            )
+        for key, child in _items(old):
+            check_kind(child, new[key], join_path(path, key))
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple | deque):
+        return "a list"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return "an array"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float | complex):
+        return "a number"
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -24,7 +24,7 @@ import casckpt
 store = casckpt.open(sys.argv[1], create=True, verify="off")
 engine = casckpt.CheckpointEngine(store)
 counters = {"n": 0}
-engine.register("counters", counters)
+engine.register("counters", counters, casckpt.SaveStrategy(every_steps=10**9))
 
 
 def train(step):

@@ -128,6 +128,7 @@ def test_each_argument_of_another_kind_is_refused_by_name(tmp_path: Path) -> Non
         (lambda c: recovery.Supervisor("python train.py"), "command"),
         (lambda c: recovery.Drill("python train.py", "store"), "command"),
         (lambda c: recovery.Policy(rules=("newest",)), "rules"),
+        (lambda c: recovery.RecoveryCoordinator(c._store, checks=[3]), "checks"),
         (lambda c: recovery.Frontier().take(True), "count"),
         (lambda c: recovery.Rule("newest", "a test", answers=3), "answers"),
     ],

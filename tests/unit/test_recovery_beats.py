@@ -198,6 +198,25 @@ def test_learner_that_is_gone_is_a_storage_error_and_is_found_again() -> None:
         client.close()
 
 
+def test_server_that_is_closed_answers_nobody_not_even_on_a_connection_that_is_kept() -> None:
+    with BeatServer(lambda: Version(2, 900), token=TOKEN) as server:
+        client = BeatClient(*server.address, name="actor", token=TOKEN)
+        assert client.beat() == Version(2, 900)
+    for _ in range(2):
+        with pytest.raises(casckpt.StorageError, match="Hold samples"):
+            client.beat()
+    client.close()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_port_that_cannot_be_is_refused_by_name(port: int) -> None:
+    with pytest.raises(casckpt.InvalidInputError, match="expected 0 to 65535"):
+        BeatServer(lambda: Version(0, 0), token=TOKEN, port=port)
+    with pytest.raises(casckpt.InvalidInputError, match="expected 0 to 65535"):
+        HealthServer(Status(), port=port)
+    assert call("run", f"--port={port}", "--", "true").code == 2
+
+
 def test_port_in_use_and_an_address_of_another_machine_are_told_apart() -> None:
     with BeatServer(lambda: Version(0, 0), token=TOKEN) as server:
         port = server.address[1]
