@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable
 
-from casckpt.engine.beats import FENCED, BeatFile, fence_of, supervised_beats, tell_when_fenced
+from casckpt.engine.beats import FENCED, BeatFile, Speaker, fence_of, supervised_beats, tell_when_fenced
 from casckpt.engine.saves import Saves
 from casckpt.errors import StorageError
 from casckpt.store.generations import own_generation
@@ -27,7 +27,7 @@ class Alive:
         self._file: BeatFile | None = None
         self._step = -1  # before the first step of this process nobody is to miss it, however long restoring takes
         self._fence, self._is_told = fence_of(store), False
-        self._reference = weakref.ref(self, self._fence.speakers.discard)
+        self._reference: weakref.ref[Speaker] = weakref.ref(self, self._fence.speakers.discard)
         self._try(self._open)
 
     def _open(self) -> None:
