@@ -12,8 +12,9 @@ import torch
 
 import casckpt
 from casckpt.codec import best, prediction  # noqa: F401 - loads what decodes, as torch.load's own code is loaded
-from casckpt.state import _torch  # noqa: F401
-from casckpt.store import store as _store  # noqa: F401 - what `casckpt.open` imports when it is called
+from casckpt.state import _numpy, _torch  # noqa: F401
+from casckpt.store import opening  # noqa: F401 - what `casckpt.open` imports when it is called
+from casckpt.store import store as _store  # noqa: F401
 
 
 def restore_costs(path: str, step: int) -> tuple[float, float]:

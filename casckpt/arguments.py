@@ -46,12 +46,8 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, Collection) and _is_list(value) and all(isinstance(each, str) for each in value)
-
-
-def _are_functions(value: Any) -> bool:
-    return isinstance(value, Collection) and _is_list(value) and all(callable(each) for each in value)
+def _list_of(words: str, fits: Callable[[Any], bool]) -> Kind:
+    return Kind(words, lambda value: isinstance(value, Collection) and _is_list(value) and all(map(fits, value)))
 
 
 TEXT = kind_of(str, words="text")
@@ -62,8 +58,8 @@ WHOLE = Kind("an integer", lambda value: hasattr(value, "__index__") and not isi
 NUMBER = Kind("a number", lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool))
 FUNCTION = Kind("a function", callable)
 LIST = Kind("a list", _is_list)
-TEXTS = Kind("a list of texts", _are_texts)
-FUNCTIONS = Kind("a list of functions", _are_functions)
+TEXTS = _list_of("a list of texts", TEXT.fits)
+FUNCTIONS = _list_of("a list of functions", callable)
 
 
 def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:
@@ -82,15 +78,16 @@ def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:
 
 
 def checked(**kinds: Kind | type) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function whose arguments of these names must be of these kinds."""
+    """A function whose arguments of these names must be of these kinds. Costs a microsecond or two a call."""
+    known = {name: kind_of(each) if isinstance(each, type) else each for name, each in kinds.items()}
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(function)
+        names = tuple(inspect.signature(function).parameters)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            check(kinds, signature.bind(*args, **kwargs).arguments)
-            return function(*args, **kwargs)
+            check(known, {**dict(zip(names, args, strict=False)), **kwargs})
+            return function(*args, **kwargs)  # which refuses what is too many or too few
 
         return call
 

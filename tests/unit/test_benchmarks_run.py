@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import casckpt
 from benchmarks import __main__ as command
 from benchmarks import _restore_child, chains
 from benchmarks._harness import Settings
@@ -130,3 +134,22 @@ def test_command_prints_a_table_and_writes_json(
 def test_unknown_row_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--rows", "T7,T99"]) == 2
     assert "T99" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_timed_restore_imports_nothing_of_the_product_after_its_clock_has_begun(tmp_path: Path) -> None:
+    """Else both sides of T5 share a constant, and every ratio looks smaller than it is."""
+    network = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.Adam(network.parameters())
+    with casckpt.open(tmp_path / "store", create=True) as store:
+        for step in range(1, 4):
+            network(torch.randn(4, 512)).square().mean().backward()
+            optimizer.step()
+            store.commit(step, {"network": network, "optimizer": optimizer, "rng": casckpt.RngState()})
+    code = (
+        "import sys; from benchmarks._restore_child import restore_costs\n"
+        "before = set(sys.modules); restore_costs(sys.argv[1], 3)\n"
+        "print(sorted(each for each in set(sys.modules) - before if each.startswith('casckpt')))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[]\n"
