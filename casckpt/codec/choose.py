@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from casckpt.codec import constant, planes, raw, zstd
+from casckpt.codec import changes, constant, planes, raw, zstd
 from casckpt.codec.contract import Encoded, Hint
 from casckpt.codec.lanes import ITEM_SIZE_MAX, ITEM_SIZE_MIN, LANE_WIDTHS, Array, fits
 from casckpt.codec.planes import MODE_CONSTANT, MODE_RAW, MODE_ZSTD, LanePlan
@@ -99,14 +99,7 @@ def _checked(plain: memoryview, encoded: Encoded, name: str) -> Encoded:
         decode_into(encoded.codec, encoded.version, encoded.params, encoded.payload, (), decoded.data)
     except CorruptionError:
         return raw.encode(plain, rejected=name)
-    return encoded if _equal(np.frombuffer(plain, np.uint8), decoded) else raw.encode(plain, rejected=name)
-
-
-def _equal(one: Array, other: Array) -> bool:
-    whole = len(one) - len(one) % 8  # words: twice as fast as bytes
-    return bool(
-        (one[:whole].view(np.uint64) == other[:whole].view(np.uint64)).all() and (one[whole:] == other[whole:]).all()
-    )
+    return encoded if changes.is_equal(plain, decoded.data) else raw.encode(plain, rejected=name)
 
 
 def choose(plain: memoryview, itemsize: int) -> Plan:

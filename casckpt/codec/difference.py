@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from casckpt.codec import changes, choose, raw, zstd
+from casckpt.codec import changes, choose, kernels, raw, zstd
 from casckpt.codec.changes import Changes
 from casckpt.codec.contract import DIFFERENCE, Buffer, Decoder, Encoded, Hint, damaged
 from casckpt.codec.forms import (
@@ -140,13 +140,9 @@ def encode_unproven(plain: memoryview, base: memoryview, plan: Plan, ceiling: in
 
 def _find_few(plain: memoryview, base: memoryview, plan: Plan) -> Changes | None:
     """The changes, unless too many items differ for the sparse method, or as many as lost to the dense one before."""
-    is_changed = changes.changed_words(plain, base)
     per_word = changes.WORD_SIZE // plan.itemsize
     word_max = _WORDS_MAX if plan.is_sparse is not False else min(_WORDS_MAX, _ALWAYS_SPARSE * per_word)
-    if np.count_nonzero(is_changed) > word_max * len(is_changed):
-        return None
-    found = changes.find(plain, base, plan.itemsize, is_changed)
-    return found if len(found.gaps) <= _SPARSE_MAX * (len(plain) // plan.itemsize) else None
+    return changes.find(plain, base, plan.itemsize, word_max, int(_SPARSE_MAX * (len(plain) // plan.itemsize)))
 
 
 # --- dense ---
@@ -162,13 +158,20 @@ def _dense(plain: memoryview, base: memoryview, plan: Plan, ceiling: int) -> tup
     whole = len(plain) // size * size
     buffer = np.empty(len(plain), np.uint8)
     difference = buffer[:whole].view(f"<u{size}")
-    np.subtract(integers_in(plain, size), integers_in(base, size), out=difference)
-    difference += difference.dtype.type(plan.bias)
+    _subtract(integers_in(plain, size), integers_in(base, size), plan.bias, difference)
     buffer[whole:] = np.frombuffer(plain[whole:], np.uint8)
     form = encode_part(buffer.data, size, plan.dense)
     params = _HEAD.pack(size, METHOD_DENSE) + plan.bias.to_bytes(size, "little") + bytes((form.codec,)) + form.params
     encoded = Encoded(DIFFERENCE, 1, params, form.payload, form.stored_size)
     return encoded, replace(plan, dense_ratio=size_of(encoded) / len(plain))
+
+
+def _subtract(new: Array, old: Array, bias: int, out: Array) -> None:
+    if kernels.IS_THERE:
+        kernels.subtract(new, old, bias, out)
+        return
+    np.subtract(new, old, out=out)
+    out += out.dtype.type(bias)
 
 
 def _try_biases(sample: Array, plan: Plan) -> Plan:
@@ -244,8 +247,11 @@ class _Items(NamedTuple):
 
 def _decode_dense(params: bytes, payload: memoryview, base: memoryview, kind: _Items, out: memoryview) -> None:
     decode_part(params[0], params[1:], payload, out, "difference")
-    items = integers_in(out, kind.size)
-    items += integers_in(base, kind.size)
+    items, old = integers_in(out, kind.size), integers_in(base, kind.size)
+    if kernels.IS_THERE:
+        kernels.add(items, old, kind.bias, items)
+        return
+    items += old
     items -= items.dtype.type(kind.bias)
 
 

@@ -83,6 +83,4 @@ def proven(plain: memoryview, bases: Sequence[Buffer], encoded: Encoded, name: s
         decode_into(encoded.codec, encoded.version, encoded.params, encoded.payload, bases, decoded.data)
     except CorruptionError:
         return raw.encode(plain, rejected=name)
-    whole = len(plain) // changes.WORD_SIZE * changes.WORD_SIZE
-    is_same = not changes.changed_words(plain, decoded.data).any() and plain[whole:] == decoded.data[whole:]
-    return encoded if is_same else raw.encode(plain, rejected=name)
+    return encoded if changes.is_equal(plain, decoded.data) else raw.encode(plain, rejected=name)

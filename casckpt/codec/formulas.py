@@ -25,10 +25,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
+from casckpt.codec import kernels
 from casckpt.codec.lanes import Array
 from casckpt.codec.models import (
     ADAM_WEIGHT,
@@ -52,6 +55,8 @@ _SINGLE = np.dtype("<f4")  # in chunks; scratch has the host's own order
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SMALLEST_GRADIENT, _SMALLEST_VARIANCE = np.float32(2.0**-60), np.float32(2.0**-96)  # of a centered step
 _BF16_NAN, _FP16_NAN = 0x7FC0, 0x7E00  # what NaNs become, whatever their sign and payload
+_TEST_COUNT = 331  # items: whole vectors of every width, and a rest
+_COMPILED_DIGEST = 1515871677
 _UPPER_HALF = 1 if sys.byteorder == "little" else 0  # of a float32 in the host's order
 
 
@@ -133,6 +138,8 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
 
     Costs per MiB of float32 and core 0.5 ms for weights, 1 for moments. Releases the GIL.
     """
+    if has_kernels() and _predict_compiled(formula, operands, out):
+        return
     kind = KINDS[formula.kind]
     scratch = _local.scratch
     with np.errstate(all="ignore"):
@@ -148,6 +155,53 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
                 _round_into(tile, result, formula.rounding, scratch, may_be_nan=not kind.floor)
             if is_steady is not None:
                 np.copyto(tile, inputs[0].view(tile.dtype), where=~is_steady)
+
+
+def _predict_compiled(formula: Formula, operands: Sequence[Array], out: Array) -> bool:
+    """The same by `kernels`, if they have the formula."""
+    kind = KINDS[formula.kind]
+    if formula.rounding == ROUND_FP16:
+        return False
+    return kernels.predict(
+        formula.kind, formula.variant, formula.rounding, kind.floor, formula.constants, operands, out
+    )
+
+
+@cache
+def has_kernels() -> bool:
+    """Whether `kernels` are there and give what they must: a compiler may have taken liberties.
+
+    What they store must decode on every machine, and the proof of a record, which they compute as well, cannot tell.
+    """
+    if kernels.IS_THERE and _digest_of(_predict_compiled) != _COMPILED_DIGEST:
+        kernels.leave_out()
+    return kernels.IS_THERE
+
+
+def _digest_of(evaluate: Callable[[Formula, Sequence[Array], Array], object]) -> int:
+    """CRC of what every formula gives on a few hundred numbers of all magnitudes; 1 ms."""
+    state = np.arange(1, 4 * _TEST_COUNT + 1, dtype=np.uint32) * np.uint32(2654435761)
+    state ^= state >> np.uint32(15)
+    state *= np.uint32(2246822519)
+    wide = np.split(state ^ (state >> np.uint32(13)), 4)
+    close = [wide[0], *(wide[0] + (each & np.uint32(0xFFFF)) for each in wide[1:])]  # as a step leaves them
+    found = 0
+    for number, kind in KINDS.items():
+        constants = tuple(max(bound.low, min(bound.high, 0.3)) for bound in kind.bounds)
+        for bits in (wide, close):
+            for size in kind.operand_sizes:
+                operands = [each.view(_SINGLE) for each in bits]
+                if size == 2:
+                    operands = [(each >> np.uint32(16)).astype(np.uint16) for each in bits]
+                operands = operands[: kind.operand_count]
+                if kind.takes_gradient:
+                    operands = [*operands, (bits[1] >> np.uint32(16)).astype(np.uint16)]
+                for variant in kind.variants if size == 4 and kind.variants else kind.narrow_variants:
+                    for rounding in set(kind.roundings) - {ROUND_FP16}:
+                        out = np.zeros(_TEST_COUNT, f"u{itemsize_of(number, size)}")
+                        evaluate(Formula(number, variant, rounding, constants), operands, out)
+                        found = crc32(out.data, found)
+    return found
 
 
 def _widened(inputs: list[Array], kind: Kind, scratch: _Scratch) -> list[Array]:
@@ -276,6 +330,8 @@ def find_gradient(formula: Formula, m: Array, new_m: Array) -> Array:
 
     Only the encoder needs it: what it finds is stored.
     """
+    if has_kernels():
+        return kernels.find_gradient(formula.variant, formula.constants, m, new_m)
     decay, weight = map(np.float64, map(np.float32, formula.constants))
     with np.errstate(all="ignore"):
         wide = np.subtract(new_m, m, dtype=np.float64) if formula.variant != 2 else new_m - m * decay

@@ -276,7 +276,9 @@ def _change_count_max(count: int, size: int, itemsize: int) -> int:
 def _by_changes(stack: Array, frames: Frames) -> _Method:
     flat = stack.reshape(-1)
     new, before = flat[frames.size :].data, flat[: -frames.size].data
-    gaps = changes.find(new, before, frames.itemsize, changes.changed_words(new, before)).gaps
+    found = changes.find(new, before, frames.itemsize, 1, len(new) // frames.itemsize)
+    assert found is not None  # there is no limit
+    gaps = found.gaps
     positions = np.cumsum(gaps, dtype=np.intp)
     positions -= 1
     values = np.frombuffer(new, f"<u{frames.itemsize}").take(positions)

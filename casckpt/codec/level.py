@@ -1,20 +1,20 @@
 """How much decoding a restore may cost for the bytes that it saves on disk.
 
 Costs are in eighths of the time that reading and hashing the plain bytes takes, which every restore pays anyway. They
-are estimates by kind of form, made on two processors, and serve to choose: nothing is believed because of
-them. A record's cost is that of its own form, of its first base, which is what it was before, and of those other
-bases that a restore of the whole snapshot does not decode anyway.
+are estimates by kind of form, made on two processors, and serve to choose: nothing is believed because of them.
+Compiled kernels (`kernels`) decode formulas in a third of the time, so that chains may be longer for the same. A
+record's cost is that of its own form, of its first base, which is what it was before, and of those other bases that a
+restore of the whole snapshot does not decode anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from casckpt.codec.contract import CONSTANT, DIFFERENCE, FRAMES, PLANES, RAW, ZSTD, Encoded
 from casckpt.codec.models import (
-    ADAM_WEIGHT,
     CENTERED_STEP,
     DRIFTING_AVERAGE,
     FIRST_MOMENT,
@@ -28,23 +28,54 @@ from casckpt.errors import InvalidInputError
 COST_UNIT = 8  # the cost of reading and hashing a chunk
 COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
-PREDICTION_COSTS = {
-    SECOND_MOMENT: 19,
-    ADAM_WEIGHT: 11,
-    FIRST_MOMENT: 16,
-    ROUNDING: 5,
-    NESTEROV_WEIGHT: 20,
-    DRIFTING_AVERAGE: 20,
-    SQUARES: 20,
-    CENTERED_STEP: 17,
-}
-FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
-_DENSE_COST = 15
-_PREDICTION_COST = 11  # of a kind that is not among them
-_NARROW_COSTS = {SECOND_MOMENT: 92}  # of numbers of 16 bits: twice as many to a byte, widened and rounded
-_NARROW_COST = 53
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
+FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
+
+
+class _Costs(NamedTuple):
+    """Of forms that depend on who decodes them; predictions by kind, those of numbers of 16 bits apart."""
+
+    planes: int
+    dense: int
+    predictions: Mapping[int, int]
+    prediction: int  # of a kind that is not among them
+    narrow_predictions: Mapping[int, int]
+    narrow_prediction: int
+
+
+_INTERPRETED = _Costs(
+    planes=11,
+    dense=15,
+    predictions={
+        SECOND_MOMENT: 19,
+        FIRST_MOMENT: 16,
+        ROUNDING: 5,
+        NESTEROV_WEIGHT: 20,
+        DRIFTING_AVERAGE: 20,
+        SQUARES: 20,
+        CENTERED_STEP: 17,
+    },
+    prediction=11,
+    narrow_predictions={SECOND_MOMENT: 92},  # twice as many numbers to a byte, widened and rounded
+    narrow_prediction=53,
+)
+_COMPILED = _Costs(
+    planes=10,
+    dense=14,
+    predictions={
+        SECOND_MOMENT: 7,
+        FIRST_MOMENT: 11,
+        ROUNDING: 3,
+        NESTEROV_WEIGHT: 5,
+        DRIFTING_AVERAGE: 9,
+        SQUARES: 8,
+        CENTERED_STEP: 7,
+    },
+    prediction=4,
+    narrow_predictions={SECOND_MOMENT: 22},
+    narrow_prediction=10,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +136,10 @@ def decode_cost(encoded: Encoded, plain_size: int) -> int:
     share = encoded.stored_size / max(plain_size, 1)
     if encoded.codec == DIFFERENCE:
         is_sparse = encoded.params[1] == 1
-        return min(2 + round(450 * share), _DENSE_COST) if is_sparse else _DENSE_COST
+        return min(2 + round(450 * share), _costs().dense) if is_sparse else _costs().dense
     if encoded.codec == FRAMES:
         return FRAMES_COSTS[encoded.params[1]]
-    return {ZSTD: 2 + round(4 * share), PLANES: 11}[encoded.codec]
+    return {ZSTD: 2 + round(4 * share), PLANES: _costs().planes}[encoded.codec]
 
 
 def burden(share: float, cost: float, price: float) -> float:
@@ -118,6 +149,14 @@ def burden(share: float, cost: float, price: float) -> float:
 
 def prediction_cost(kind: int, itemsize: int) -> int:
     """Cost of evaluating one kind of formula, whose first operand has such items, and applying what it misses."""
+    costs = _costs()
     if itemsize == 4:
-        return PREDICTION_COSTS.get(kind, _PREDICTION_COST)
-    return _NARROW_COSTS.get(kind, _NARROW_COST)
+        return costs.predictions.get(kind, costs.prediction)
+    return costs.narrow_predictions.get(kind, costs.narrow_prediction)
+
+
+def _costs() -> _Costs:
+    """What this machine pays. One without kernels that gets the store restores more slowly than its level says."""
+    from casckpt.codec import kernels  # loads NumPy
+
+    return _COMPILED if kernels.IS_THERE else _INTERPRETED
