@@ -282,29 +282,42 @@ DISPATCHED size_t count_changed(const u64 *one, const u64 *other, size_t count) 
 }
 
 /* Changed items: their gaps and differences (changes.find); how many, or more than `limit`. Both arrays have room for
- * `limit` + 16 items. */
+ * `limit` + GROUP items. Groups without a change are passed over; in others every item is written, and the next one
+ * over it unless it has changed. */
+enum { GROUP = 16, GROUPS = 8 };
 #define DEFINE_CHANGES(T, V, size) \
+    INLINED int differ_##size(const T *new, const T *old, size_t count) { \
+        V changed = 0; \
+        EACH changed |= (V)(new[i] ^ old[i]); \
+        return changed != 0; \
+    } \
     DISPATCHED size_t find_changes_##size(const T *new, const T *old, size_t total, size_t limit, \
                                           u32 *restrict gaps, T *restrict differences) { \
-        size_t found = 0; \
+        size_t found = 0, start = 0; \
         uint32_t last = (uint32_t)-1; \
-        for (size_t start = 0; start < total; start += 16) { \
-            const size_t count = total - start < 16 ? total - start : 16; \
-            V all = 0, each[16]; \
-            if (count == 16) { \
-                for (size_t i = 0; i < 16; i++) { each[i] = (V)(new[start + i] - old[start + i]); all |= each[i]; } \
-            } else { \
-                EACH { each[i] = (V)(new[start + i] - old[start + i]); all |= each[i]; } \
+        while (start < total && found <= limit) { \
+            const size_t left = total - start; \
+            if (left >= GROUP * GROUPS && !differ_##size(new + start, old + start, GROUP * GROUPS)) { \
+                start += GROUP * GROUPS; \
+                continue; \
             } \
-            if (!all) continue; \
-            if (found > limit) return found; \
-            EACH { \
-                const uint32_t place = (uint32_t)(start + i); \
-                const int is_changed = each[i] != 0; \
-                gaps[found] = place - last; \
-                differences[found] = each[i]; \
-                last = is_changed ? place : last; \
-                found += is_changed; \
+            const size_t stop = start + (left < GROUP * GROUPS ? left : GROUP * GROUPS); \
+            for (; start < stop && found <= limit; start += GROUP) { \
+                const size_t count = stop - start < GROUP ? stop - start : GROUP; \
+                V each[GROUP], changed = 0; \
+                if (count == GROUP) \
+                    for (size_t i = 0; i < GROUP; i++) changed |= each[i] = (V)(new[start + i] - old[start + i]); \
+                else \
+                    EACH changed |= each[i] = (V)(new[start + i] - old[start + i]); \
+                if (!changed) continue; \
+                EACH { \
+                    const uint32_t place = (uint32_t)(start + i); \
+                    const int is_changed = each[i] != 0; \
+                    gaps[found] = place - last; \
+                    differences[found] = each[i]; \
+                    last = is_changed ? place : last; \
+                    found += is_changed; \
+                } \
             } \
         } \
         return found; \
