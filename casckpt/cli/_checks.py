@@ -88,12 +88,20 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _kernels() -> Finding:
+    from casckpt.codec import kernels
     from casckpt.codec.formulas import has_kernels
 
     if has_kernels():
         return Finding("kernels", OK, "compiled kernels are used")
-    text = "no compiled kernels: differences are stored and restored by NumPy, to the same bytes, at half the speed"
-    return Finding("kernels", WARN, text, "Install a C compiler (gcc, clang), then install casckpt again.")
+    if not kernels.IS_WANTED:
+        reason, hint = "CASCKPT_KERNELS=0 leaves compiled kernels out", "Unset CASCKPT_KERNELS."
+    elif kernels.LIBRARY.exists():
+        reason = f"{kernels.LIBRARY} is of another machine or version, or gives other bits than NumPy, and is not used"
+        hint = "Install casckpt again, with a C compiler (gcc, clang) that is known to be good."
+    else:
+        reason, hint = "no compiled kernels", "Install a C compiler (gcc, clang), then install casckpt again."
+    text = f"{reason}: differences are stored and restored by NumPy, to the same bytes, at half the speed"
+    return Finding("kernels", WARN, text, hint)
 
 
 def _platform() -> Finding:

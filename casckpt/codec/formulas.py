@@ -56,7 +56,7 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SMALLEST_GRADIENT, _SMALLEST_VARIANCE = np.float32(2.0**-60), np.float32(2.0**-96)  # of a centered step
 _BF16_NAN, _FP16_NAN = 0x7FC0, 0x7E00  # what NaNs become, whatever their sign and payload
 _TEST_COUNT = 331  # items: whole vectors of every width, and a rest
-_COMPILED_DIGEST = 1515871677
+_COMPILED_DIGEST = 3607342710
 _UPPER_HALF = 1 if sys.byteorder == "little" else 0  # of a float32 in the host's order
 
 
@@ -158,28 +158,34 @@ def predict(formula: Formula, operands: Sequence[Array], out: Array) -> None:
 
 
 def _predict_compiled(formula: Formula, operands: Sequence[Array], out: Array) -> bool:
-    """The same by `kernels`, if they have the formula."""
+    """The same by `kernels`, if they have the formula and everything has the sizes that it takes."""
     kind = KINDS[formula.kind]
-    if formula.rounding == ROUND_FP16:
+    is_whole = (len(formula.constants), len(operands)) == (len(kind.bounds), kind.operand_count + kind.takes_gradient)
+    if formula.rounding == ROUND_FP16 or not is_whole:
+        return False
+    if out.itemsize != itemsize_of(formula.kind, operands[0].itemsize):
         return False
     return kernels.predict(
         formula.kind, formula.variant, formula.rounding, kind.floor, formula.constants, operands, out
     )
 
 
-@cache
 def has_kernels() -> bool:
-    """Whether `kernels` are there and give what they must: a compiler may have taken liberties.
+    """Whether `kernels` are there and give what they must: a compiler may have taken liberties."""
+    return kernels.IS_THERE and _are_right()
 
-    What they store must decode on every machine, and the proof of a record, which they compute as well, cannot tell.
-    """
-    if kernels.IS_THERE and _digest_of(_predict_compiled) != _COMPILED_DIGEST:
+
+@cache
+def _are_right() -> bool:
+    if _digest_of(_predict_compiled, _find_gradient_compiled) != _COMPILED_DIGEST:
         kernels.leave_out()
     return kernels.IS_THERE
 
 
-def _digest_of(evaluate: Callable[[Formula, Sequence[Array], Array], object]) -> int:
-    """CRC of what every formula gives on a few hundred numbers of all magnitudes; 1 ms."""
+def _digest_of(
+    evaluate: Callable[[Formula, Sequence[Array], Array], object], solve: Callable[[Formula, Array, Array], Array]
+) -> int:
+    """CRC of what every formula gives on a few hundred numbers of all magnitudes, and of gradients; 1 ms."""
     state = np.arange(1, 4 * _TEST_COUNT + 1, dtype=np.uint32) * np.uint32(2654435761)
     state ^= state >> np.uint32(15)
     state *= np.uint32(2246822519)
@@ -199,8 +205,11 @@ def _digest_of(evaluate: Callable[[Formula, Sequence[Array], Array], object]) ->
                 for variant in kind.variants if size == 4 and kind.variants else kind.narrow_variants:
                     for rounding in set(kind.roundings) - {ROUND_FP16}:
                         out = np.zeros(_TEST_COUNT, f"u{itemsize_of(number, size)}")
-                        evaluate(Formula(number, variant, rounding, constants), operands, out)
+                        formula = Formula(number, variant, rounding, constants)
+                        evaluate(formula, operands, out)
                         found = crc32(out.data, found)
+                        if kind.takes_gradient:
+                            found = crc32(solve(formula, operands[0], bits[1].view(_SINGLE)).data, found)
     return found
 
 
@@ -331,10 +340,19 @@ def find_gradient(formula: Formula, m: Array, new_m: Array) -> Array:
     Only the encoder needs it: what it finds is stored.
     """
     if has_kernels():
-        return kernels.find_gradient(formula.variant, formula.constants, m, new_m)
+        return _find_gradient_compiled(formula, m, new_m)
+    return _find_gradient(formula, m, new_m)
+
+
+def _find_gradient_compiled(formula: Formula, m: Array, new_m: Array) -> Array:
+    return kernels.find_gradient(formula.variant, formula.constants, m, new_m)
+
+
+def _find_gradient(formula: Formula, m: Array, new_m: Array) -> Array:
     decay, weight = map(np.float64, map(np.float32, formula.constants))
     with np.errstate(all="ignore"):
-        wide = np.subtract(new_m, m, dtype=np.float64) if formula.variant != 2 else new_m - m * decay
+        wide = np.multiply(m, decay, dtype=np.float64) if formula.variant == 2 else m
+        wide = np.subtract(new_m, wide, dtype=np.float64)
         wide /= weight
         if formula.variant != 2:
             wide += m

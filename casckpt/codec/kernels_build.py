@@ -13,6 +13,9 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +28,46 @@ _CLONES = "-DCASCKPT_CLONES"  # code for several generations of processors, chos
 
 
 def build(library: Path) -> bool:
-    """Compile the library to this place; whether there was a compiler that can."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
-    for clones in ((_CLONES,), ()):
-        command = [*compiler, *_FLAGS, *clones, str(_FOLDER / "kernels.c"), "-o", str(library)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError as error:
-            print(f"{compiler[0]}: {error}; built without compiled kernels", file=sys.stderr)
-            return False
-        if done.returncode == 0:
-            return True
-    print(f"{' '.join(command)}:\n{done.stderr}built without compiled kernels", file=sys.stderr)
+    """Compile the library to this place; whether there was a compiler that can. If not, none is left there.
+
+    Processes that use the one which was there keep it, and those that load it meanwhile get one or the other.
+    """
+    fresh = library.with_name(f"{library.name}.{os.getpid()}")
+    errors = []
+    try:
+        for command in _commands():
+            error = _error_of([*command, "-o", str(fresh)])
+            if not error:
+                fresh.replace(library)
+                return True
+            errors.append(error)
+    finally:
+        _remove(fresh)
+    _remove(library)
+    print(*errors, "built without compiled kernels", sep="\n", file=sys.stderr)
     return False
+
+
+def _remove(library: Path) -> None:
+    with suppress(OSError):  # it is not there, or the folder cannot be written
+        library.unlink()
+
+
+def _commands() -> Iterator[list[str]]:
+    """What may compile it, the best first: CC's compiler, else Python's own, else cc; their flags are left out."""
+    given = os.environ.get("CC")
+    for compiler in [given] if given else [sysconfig.get_config_var("CC"), "cc"]:
+        words = list(takewhile(lambda word: not word.startswith("-"), shlex.split(compiler or "")))
+        for clones in ((_CLONES,), ()) if words else ():
+            yield [*words, *_FLAGS, *clones, str(_FOLDER / "kernels.c")]
+
+
+def _error_of(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command[0]}: {error}"
+    return f"{shlex.join(command)}:\n{done.stderr}" if done.returncode else ""
 
 
 class KernelsHook(BuildHookInterface[Any]):
@@ -46,7 +76,7 @@ class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and say what the wheel holds."""
         is_editable = version == "editable"
-        library = (_FOLDER if is_editable else Path(self.directory)) / _LIBRARY
+        library = _FOLDER / _LIBRARY if is_editable else self._place()
         library.parent.mkdir(parents=True, exist_ok=True)
         if not build(library):
             return
@@ -54,6 +84,13 @@ class KernelsHook(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
         if not is_editable:
             build_data["force_include"][str(library)] = f"casckpt/codec/{_LIBRARY}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """The wheel has it."""
+        _remove(self._place())
+
+    def _place(self) -> Path:
+        return Path(self.directory) / _LIBRARY
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pytest
 
 import casckpt
 from casckpt.cli import _checks
+from casckpt.codec import kernels
 from casckpt.index.lock import WriteLock
 from casckpt.storage.fs import LocalFileSystem
 from casckpt.storage.process import System
@@ -61,10 +62,27 @@ def test_this_machine_alone() -> None:
     assert about(found, "store") == []
 
 
+def test_doctor_says_whether_kernels_are_used_and_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    level, text = about(findings(), "kernels")[0]
+    assert level == ("ok" if kernels.IS_THERE else "warn")
+    assert ("are used" in text) == kernels.IS_THERE
+    library = tmp_path / "_kernels.so"
+    monkeypatch.setattr(kernels, "LIBRARY", library)
+    monkeypatch.setattr(kernels, "IS_THERE", False)
+    monkeypatch.setattr(kernels, "IS_WANTED", True)
+    for reason, next_step in (("no compiled kernels", "C compiler"), (str(library), "Install casckpt again")):
+        (found,) = [each for each in findings() if each["topic"] == "kernels"]
+        assert (found["level"], found["text"].partition(" is of ")[0].partition(":")[0]) == ("warn", reason)
+        assert next_step in found["next_step"]
+        library.touch()
+    monkeypatch.setattr(kernels, "IS_WANTED", False)
+    assert "CASCKPT_KERNELS=0" in about(findings(), "kernels")[0][1]
+
+
 def test_a_good_store_has_neither_problems_nor_warnings_about_it_and_is_left_as_it_was(store: Path) -> None:
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file() and "index" not in path.parts}
     found = findings(store)
-    own = [each for each in found if each["topic"] not in ("platform", "room", "plug-in", "clock")]
+    own = [each for each in found if each["topic"] not in ("platform", "room", "plug-in", "clock", "kernels")]
     assert {each["level"] for each in own} == {"ok"}
     after = {path: path.read_bytes() for path in store.rglob("*") if path.is_file() and "index" not in path.parts}
     assert after == before
