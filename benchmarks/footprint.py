@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -17,20 +18,32 @@ IMPORT_TARGET_MS = 60
 OVERHEAD_TARGET_PERCENT = 2.0
 AGENT_SIZE = 2 * 10**6  # bytes: policy, value and Adam's moments of a small agent
 MEMORY_CASES = ("commit", "commit_async", "restore", "restore_into", "restore_into_streaming")
+_CHILD = ("-m", "benchmarks._memory_child")
 
 
 def memory(settings: Settings) -> Iterator[Measurement]:
     """T10: the highest resident memory during an operation beyond what was resident before it, in a new process.
 
-    The allowance grows by twice the captured bytes for `commit_async` and by the state for `restore`.
+    Of random bits, then of the newest state of a history one optimizer step apart. The allowance grows by twice the
+    captured bytes for `commit_async` and by the state for `restore`.
     """
     for case in MEMORY_CASES:
         with scratch(settings) as folder:
-            child = _run([sys.executable, "-m", "benchmarks._memory_child", case, folder, str(settings.size_bytes)])
-        found = json.loads(child)
-        extra, state = found["extra_bytes"] / MIB, found["state_bytes"] / MIB
-        allowed = MEMORY_BASE_MIB + {"commit_async": 2 * state, "restore": state}.get(case, 0)
-        yield absolute("T10", case, [extra], "MiB", target=allowed, subject=f"{state:.0f} MiB of state")
+            yield _peak(case, case, folder, settings)
+    for level in ("balanced", "small"):
+        with scratch(settings) as folder:
+            _run([sys.executable, *_CHILD, "history", f"{folder}/history", str(settings.size_bytes), level])
+            for case in MEMORY_CASES[:-1]:
+                shutil.copytree(f"{folder}/history", f"{folder}/{case}")
+                yield _peak(case, f"{case}, differences, {level}", f"{folder}/{case}", settings, level)
+                shutil.rmtree(f"{folder}/{case}")
+
+
+def _peak(case: str, named: str, folder: str, settings: Settings, *level: str) -> Measurement:
+    found = json.loads(_run([sys.executable, *_CHILD, case, folder, str(settings.size_bytes), *level]))
+    extra, state = found["extra_bytes"] / MIB, found["state_bytes"] / MIB
+    allowed = MEMORY_BASE_MIB + round({"commit_async": 2 * state, "restore": state}.get(case, 0))
+    return absolute("T10", named, [extra], "MiB", target=allowed, subject=f"{state:.0f} MiB of state")
 
 
 def startup(settings: Settings) -> Iterator[Measurement]:
