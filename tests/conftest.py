@@ -67,8 +67,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure() -> None:
     """Refuse to test the source tree where the installed wheel is meant (`.ci/run` sets the variable)."""
-    location, installed = Path(casckpt.__file__).resolve(), Path(sysconfig.get_path("purelib")).resolve()
-    if os.environ.get("CASCKPT_TEST_INSTALLED") and installed not in location.parents:
+    location = Path(casckpt.__file__).resolve()
+    installed = {Path(sysconfig.get_path(each)).resolve() for each in ("purelib", "platlib")}
+    if os.environ.get("CASCKPT_TEST_INSTALLED") and installed.isdisjoint(location.parents):
         raise pytest.UsageError(f"the installed casckpt was to be tested, but {location} was imported")
 
 

@@ -37,10 +37,10 @@ def build(library: Path) -> bool:
     try:
         for command in _commands():
             error = _error_of([*command, "-o", str(fresh)])
-            if not error:
+            if not error and fresh.exists():
                 fresh.replace(library)
                 return True
-            errors.append(error)
+            errors.append(error or f"{command[0]}: no output")
     finally:
         _remove(fresh)
     _remove(library)
@@ -74,15 +74,15 @@ class KernelsHook(BuildHookInterface[Any]):
     """What hatchling calls before it makes a wheel, editable ones included, which get the library in the source."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and say what the wheel holds."""
-        is_editable = version == "editable"
-        library = _FOLDER / _LIBRARY if is_editable else self._place()
-        library.parent.mkdir(parents=True, exist_ok=True)
-        if not build(library):
+        """Compile, and say what the wheel holds: of an editable one, nothing but a path."""
+        if version == "editable":
+            build(_FOLDER / _LIBRARY)
             return
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        if not is_editable:
+        library = self._place()
+        library.parent.mkdir(parents=True, exist_ok=True)
+        if build(library):
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
             build_data["force_include"][str(library)] = f"casckpt/codec/{_LIBRARY}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

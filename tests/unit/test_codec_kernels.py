@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sysconfig
+import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -19,13 +20,14 @@ import pytest
 import torch
 
 from casckpt.codec import changes, decode_into, difference, formulas, kernels, lanes
-from casckpt.codec.contract import DIFFERENCE
+from casckpt.codec.contract import DIFFERENCE, Encoded
 from casckpt.codec.formulas import KINDS, Formula, find_gradient, itemsize_of, predict
-from casckpt.codec.models import FIRST_MOMENT
+from casckpt.codec.models import FIRST_MOMENT, MOMENTUM_WEIGHT, Model
+from casckpt.codec.prediction import Operand, encode_prediction
 from tests.unit.kernel_ways import by_numpy, placed, with_kernels
 
-# Around the widths of vectors, of the groups of `find_changes` (16) and of blocks (1024).
-COUNTS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 255, 1023, 1024, 1025, 2047, 2500)
+# Around the widths of vectors, of the groups of `find_changes` (16 and 128) and of blocks (1024).
+COUNTS = (1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 145, 255, 1023, 1024, 1025, 2047, 2500)
 SHIFTS = (0, 1, 3, 8)  # bytes from an aligned address
 
 
@@ -48,15 +50,16 @@ def pair(rng: np.random.Generator, size: int, density: float) -> tuple[bytes, by
 
 
 def test_kernels_are_there_where_they_can_be_compiled() -> None:
-    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    has_compiler = any(shutil.which(each) for each in (command[0], "cc"))
-    if os.environ.get("CASCKPT_KERNELS") == "0" or not has_compiler:
-        assert not formulas.has_kernels() or has_compiler
-    else:
-        assert formulas.has_kernels(), (
-            "There is a C compiler, but no compiled kernels, or such as give wrong bits. In a source tree run "
-            "`python -m casckpt.codec.kernels_build`."
-        )
+    if os.environ.get("CASCKPT_KERNELS") == "0":
+        assert not formulas.has_kernels()
+        return
+    compiler = shlex.split(os.environ.get("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no C compiler ({compiler})")
+    assert formulas.has_kernels(), (
+        f"{compiler} is a C compiler, but there are no compiled kernels, or they give other bits than NumPy. "
+        "In a source tree run `python -m casckpt.codec.kernels_build`."
+    )
 
 
 def join_by_numpy(given: list[tuple[int, np.ndarray]], mask: int, out: np.ndarray) -> None:
@@ -444,3 +447,66 @@ def test_memory_that_must_not_be_written_is_not(method: str) -> None:
         with pytest.raises((ValueError, TypeError)):
             decode(codec, 1, params, payload, bases, memoryview(frozen))
         assert frozen == bytes(8)
+
+
+# --- threads and processes ---
+
+
+def decodings(rng: np.random.Generator) -> list[tuple[Encoded, list[memoryview], bytes]]:
+    """A few differences and predictions, with their bases and what they decode to."""
+    found: list[tuple[Encoded, list[memoryview], bytes]] = []
+    for density in (0.01, 1):
+        plain, base = (placed(each, 1) for each in pair(rng, 100_001, density))
+        encoded = difference.encode_difference(plain, base, 4, ceiling=2 * len(plain))
+        assert encoded is not None
+        found.append((encoded, [base], bytes(plain)))
+    w, b = (rng.normal(size=25_000).astype("<f4") for _ in range(2))
+    operands = [Operand((placed(each, 3),), 4) for each in (w, b)]
+    plain = memoryview((w - np.float32(0.5) * b).tobytes())
+    predicted = encode_prediction(plain, [Model(MOMENTUM_WEIGHT, (-0.5,))], operands, ceiling=2 * len(plain))
+    assert predicted is not None
+    return [*found, (predicted, [operand.chunks[0] for operand in operands], bytes(plain))]
+
+
+def are_decoded(forms: list[tuple[Encoded, list[memoryview], bytes]]) -> bool:
+    for encoded, bases, plain in forms:
+        out = bytearray(len(plain))
+        decode_into(encoded.codec, encoded.version, encoded.params, encoded.payload, bases, memoryview(out))
+        if out != plain:
+            return False
+    return True
+
+
+@with_kernels
+def test_threads_share_kernels_and_bases(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first use on, which every thread may be the one to make."""
+    forms = decodings(rng)
+    monkeypatch.setattr(formulas, "_are_right", cache(formulas._are_right.__wrapped__))
+    start = threading.Barrier(8)
+    good = []
+
+    def work() -> None:
+        start.wait()
+        good.extend(are_decoded(forms) for _ in range(10))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert good == [True] * 80
+    assert kernels.IS_THERE
+
+
+@with_kernels
+def test_forked_child_goes_on_with_them(rng: np.random.Generator) -> None:
+    forms = decodings(rng)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if are_decoded(forms) and are_decoded(decodings(rng)) and formulas.has_kernels() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert are_decoded(forms)
