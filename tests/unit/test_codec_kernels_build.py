@@ -29,6 +29,7 @@ ON_X86_64 = platform.machine() == "x86_64"
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(not SOURCE.exists(), reason="an installed package has no source of its kernels"),
+    pytest.mark.skipif(os.environ.get("CASCKPT_KERNELS") == "0", reason="kernels are not wanted"),
 ]
 with_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
