@@ -6,14 +6,16 @@
     def recover(store, failure, step): …
 
 A kind is a type, or a test with the words for what was expected. Numbers are whatever Python or NumPy has for them;
-bool is none.
+bool is none. `within(WHOLE, 1)` is one with a bound.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
+import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -25,10 +27,14 @@ T = TypeVar("T")
 
 
 class Kind(NamedTuple):
-    """What an argument is to be, in words and as a test."""
+    """What an argument is to be, in words and as a test.
+
+    `of` is the kind that this one bounds: what is of that one has its type right, and not its value.
+    """
 
     words: str
     fits: Callable[[Any], bool]
+    of: Kind | None = None
 
 
 def kind_of(*types: type, words: str = "") -> Kind:
@@ -39,7 +45,21 @@ def kind_of(*types: type, words: str = "") -> Kind:
 def maybe(given: Kind | type) -> Kind:
     """None will do, too."""
     found = kind_of(given) if isinstance(given, type) else given
-    return Kind(f"{found.words}, or None", lambda value: value is None or found.fits(value))
+    return Kind(f"{found.words}, or None", lambda value: value is None or found.fits(value), found.of)
+
+
+def within(kind: Kind, least: float, most: float = math.inf) -> Kind:
+    """Numbers of a kind from `least` to `most`; NaN is none of them."""
+    words = f"{kind.words} from {least} {'on' if most == math.inf else f'to {most}'}"
+    return Kind(words, lambda value: kind.fits(value) and least <= value <= most, kind)
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)  # an array has `__index__`, too, and it works for one of a single item
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 def _is_list(value: Any) -> bool:
@@ -54,12 +74,15 @@ TEXT = kind_of(str, words="text")
 FLAG = kind_of(bool, words="True or False")
 PATH = kind_of(str, os.PathLike, words="a path")
 MAPPING = kind_of(Mapping, words="a mapping of names")
-WHOLE = Kind("an integer", lambda value: hasattr(value, "__index__") and not isinstance(value, bool))
+WHOLE = Kind("an integer", _is_whole)
 NUMBER = Kind("a number", lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool))
+ORDERED = Kind("a number that is not NaN", lambda value: NUMBER.fits(value) and abs(value) <= math.inf, NUMBER)
+FINITE = Kind("a finite number", lambda value: NUMBER.fits(value) and abs(value) < math.inf, NUMBER)
 FUNCTION = Kind("a function", callable)
 LIST = Kind("a list", _is_list)
 TEXTS = _list_of("a list of texts", TEXT.fits)
 FUNCTIONS = _list_of("a list of functions", callable)
+STEP = within(WHOLE, 0)
 
 
 def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:
@@ -72,9 +95,8 @@ def check(kinds: Mapping[str, Kind | type], given: Mapping[str, Any]) -> None:
         found = kind_of(each) if isinstance(each, type) else each
         if name in given and not found.fits(given[name]):
             value = given[name]
-            raise InvalidInputError(
-                f"{name}={value!r:.80}: expected {found.words}, got {type(value).__name__}", name=name
-            )
+            got = "" if found.of is not None and found.of.fits(value) else f", got {type(value).__name__}"
+            raise InvalidInputError(f"{name}={value!r:.80}: expected {found.words}{got}", name=name)
 
 
 def checked(**kinds: Kind | type) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from casckpt.arguments import FUNCTION, LIST, MAPPING, NUMBER, TEXT, WHOLE, checked, maybe
+from casckpt.arguments import FUNCTION, LIST, MAPPING, NUMBER, TEXT, WHOLE, checked, maybe, within
 from casckpt.errors import InvalidInputError, MismatchError
 from casckpt.state.numbers import largest_difference, nonfinite_paths
 from casckpt.state.rng import RngState
@@ -131,7 +131,14 @@ class TrialSteps:
     A step that ends with an error of its arithmetic, its shapes or its indices is a problem like any other.
     """
 
-    @checked(step=FUNCTION, count=WHOLE, change_min=NUMBER, change_max=maybe(NUMBER), component=TEXT, only=maybe(LIST))
+    @checked(
+        step=FUNCTION,
+        count=within(WHOLE, 1),
+        change_min=NUMBER,
+        change_max=maybe(NUMBER),
+        component=TEXT,
+        only=maybe(LIST),
+    )
     def __init__(
         self,
         step: Callable[[Targets], float],
@@ -142,8 +149,6 @@ class TrialSteps:
         component: str = "policy",
         only: Iterable[str] | None = None,
     ) -> None:
-        if count < 1:
-            raise InvalidInputError(f"count={count}: expected at least 1 trial step")
         self._step, self._count, self._component = step, count, component
         self._band = change_min, math.inf if change_max is None else change_max
         self._only = None if only is None else tuple(only)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from casckpt.arguments import FLAG, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, Kind, check, checked, maybe
+from casckpt.arguments import FLAG, MAPPING, NUMBER, STEP, TEXT, TEXTS, WHOLE, Kind, check, checked, maybe, within
 from casckpt.errors import InvalidInputError
 from casckpt.format.snapshot import DROPPABLE
 from casckpt.ids import SnapshotId, short
@@ -43,7 +43,7 @@ class FailureInfo(Value):
     message: str = ""
 
     def __post_init__(self) -> None:
-        check({"kind": TEXT, "step": maybe(WHOLE), "message": TEXT}, vars(self))
+        check({"kind": TEXT, "step": maybe(STEP), "message": TEXT}, vars(self))
         if self.kind not in FAILURES:
             raise InvalidInputError(f"failure {self.kind!r}: expected one of {', '.join(FAILURES)}", kind=self.kind)
 
@@ -130,11 +130,11 @@ class Policy(Value):
     fill_droppable: bool = False
 
     def __post_init__(self) -> None:
-        numbers = {"drop_max": maybe(NUMBER), "floor_step": WHOLE}
+        numbers = {"drop_max": maybe(within(NUMBER, 0)), "floor_step": WHOLE}
         kinds = {"rules": RULES, "metric": maybe(TEXT), "largest": FLAG, "diverged_labels": MAPPING, **numbers}
         check({**kinds, "fill_droppable": FLAG}, vars(self))
-        if self.drop_max is not None and (self.metric is None or not self.drop_max >= 0):
-            raise InvalidInputError(f"drop_max={self.drop_max}: expected 0 or more, and a metric that it is a share of")
+        if self.drop_max is not None and self.metric is None:
+            raise InvalidInputError(f"drop_max={self.drop_max}: expected a metric that it is a share of. Give metric=.")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from casckpt.arguments import WHOLE, checked
-from casckpt.errors import AlreadyExistsError, InvalidInputError, MismatchError
+from casckpt.arguments import WHOLE, checked, within
+from casckpt.errors import AlreadyExistsError, MismatchError
 
 State = dict[str, Any]
 Migrate = Callable[[State], State]
@@ -30,6 +30,7 @@ class Migrations:
     def __init__(self) -> None:
         self._functions: dict[int, Migrate] = {}
 
+    @checked(from_version=within(WHOLE, 0))
     def migration(self, *, from_version: int) -> Callable[[Migrate], Migrate]:
         """Register the decorated function as the step from `from_version` to the next version.
 
@@ -37,8 +38,6 @@ class Migrations:
             AlreadyExistsError: there is another one from this version.
             InvalidInputError: it is no version.
         """
-        if not isinstance(from_version, int) or isinstance(from_version, bool) or from_version < 0:
-            raise InvalidInputError(f"from_version={from_version!r}: expected a non-negative integer")
 
         def register(function: Migrate) -> Migrate:
             known = self._functions.get(from_version)

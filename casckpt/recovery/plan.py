@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from casckpt.arguments import FLAG, MAPPING, TEXTS, WHOLE, checked, maybe
+from casckpt.arguments import FLAG, MAPPING, STEP, TEXTS, WHOLE, checked, maybe, within
 from casckpt.errors import CasckptError, MismatchError
 from casckpt.format.snapshot import DROPPABLE
 from casckpt.recovery.decision import (
@@ -111,8 +111,8 @@ def _some(what: str, texts: Sequence[str]) -> list[str]:
     schema_version=maybe(WHOLE),
     migrations=Migrations,
     fatal=TEXTS,
-    logged_step=maybe(WHOLE),
-    world_size=maybe(WHOLE),
+    logged_step=maybe(STEP),
+    world_size=maybe(within(WHOLE, 1)),
     allow_fresh=FLAG,
 )
 def make_plan(

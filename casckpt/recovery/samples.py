@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from casckpt.arguments import LIST, MAPPING, WHOLE, Kind, check, checked, maybe
+from casckpt.arguments import LIST, MAPPING, WHOLE, Kind, check, checked, maybe, within
 from casckpt.errors import FencedError, InvalidInputError, NotFoundError
 from casckpt.limits import SAMPLE_BEHIND_MAX
 
@@ -49,10 +49,8 @@ class SampleGate:
         admitted_count, refused_count: since it was made.
     """
 
-    @checked(version=VERSION, behind_max=WHOLE)
+    @checked(version=VERSION, behind_max=within(WHOLE, 0))
     def __init__(self, version: Version, *, behind_max: int = SAMPLE_BEHIND_MAX) -> None:
-        if behind_max < 0:
-            raise InvalidInputError(f"behind_max={behind_max}: expected 0 or more")
         self.version = version
         self.behind_max = behind_max
         self.admitted_count = self.refused_count = 0
@@ -99,10 +97,8 @@ class SampleHold(Generic[T]):
         dropped_count: thrown away, as too many or as made in an older generation.
     """
 
-    @checked(count_max=WHOLE)
+    @checked(count_max=within(WHOLE, 1))
     def __init__(self, count_max: int) -> None:
-        if count_max < 1:
-            raise InvalidInputError(f"count_max={count_max}: expected at least 1")
         self.version: Version | None = None
         self.dropped_count = 0
         self._policy: Version | None = None
@@ -197,15 +193,13 @@ class Frontier:
     def is_trained(self, item: int) -> bool:
         return item < self._next and item not in self._open and item not in self._dropped
 
-    @checked(count=WHOLE)
+    @checked(count=within(WHOLE, 0))
     def take(self, count: int) -> list[int]:
         """Items to work on: first those that a restore left open, then new ones.
 
         Raises:
             InvalidInputError: `count` is below 0.
         """
-        if count < 0:
-            raise InvalidInputError(f"count={count}: expected 0 or more items")
         again = [item for item in self.open if not self._open[item]][:count]
         new = range(self._next, self._next + count - len(again))
         self._next = new.stop

@@ -41,7 +41,7 @@ from typing import Any
 
 import msgspec
 
-from casckpt.arguments import FUNCTION, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, check, checked, maybe
+from casckpt.arguments import FUNCTION, MAPPING, NUMBER, TEXT, TEXTS, WHOLE, check, checked, maybe, within
 from casckpt.engine.beats import FENCED, FOLDER, Beat, BeatFolder
 from casckpt.errors import InvalidInputError, StorageError
 from casckpt.recovery.decision import FailureInfo
@@ -82,11 +82,8 @@ class Settings:
     poll_s: float = 0.5
 
     def __post_init__(self) -> None:
-        whole = dict.fromkeys(("restarts_max", "probe_failures_max"), WHOLE)
-        check({**dict.fromkeys(vars(self), NUMBER), **whole, "watch": TEXT}, vars(self))
-        for name, value in vars(self).items():
-            if name != "watch" and not value >= 0:  # nor NaN
-                raise InvalidInputError(f"{name}={value}: expected 0 or more", name=name)
+        whole = dict.fromkeys(("restarts_max", "probe_failures_max"), within(WHOLE, 0))
+        check({**dict.fromkeys(vars(self), within(NUMBER, 0)), **whole, "watch": TEXT}, vars(self))
 
     def pause_s(self, row: int) -> float:
         """How long to wait before the `row`-th restart in a row."""

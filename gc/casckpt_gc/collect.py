@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from casckpt.arguments import FINITE, check, within
 from casckpt.errors import (
     CorruptionError,
     IncompleteError,
-    InvalidInputError,
     NotFoundError,
     OutOfSpaceError,
     UnsupportedFormatError,
@@ -65,6 +64,7 @@ from casckpt_gc.seal import Sealing, make_epochs, sealable
 
 T = TypeVar("T")
 
+GRACE = within(FINITE, 0)
 GRACE_S = 60.0  # readers that cannot hold a lease have so long to finish; twice, since there are two gates
 POLL_S = 0.5  # between two looks at the leases
 RESERVE, RESERVE_SIZE = "reserve", 256 * 1024
@@ -139,12 +139,6 @@ def collect(
     return found.execute(grace_s=grace_s)
 
 
-def check_grace(grace_s: float) -> None:
-    """Raise unless this is a time that ends."""
-    if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-        raise InvalidInputError(f"grace_s={grace_s!r:.80}: expected seconds, from 0 on.")
-
-
 class Collection:
     """One collection on its way: `run` it to the end, or `advance` it whenever there is time.
 
@@ -159,7 +153,7 @@ class Collection:
         sleep: Callable[[float], None] = time.sleep,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        check_grace(grace_s)
+        check({"grace_s": GRACE}, {"grace_s": grace_s})
         self._plan = found
         self._store: Store = found._store
         self._grace_s = grace_s

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from casckpt.arguments import FLAG, NUMBER, WHOLE, check, maybe, within
 from casckpt.ids import PackId
 from casckpt_gc.mark import PackState
-from casckpt_gc.retention import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,10 @@ class Compaction:
     epoch_count_max: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("needed_share_max", "waste_share_max", "held_share_max", "held_gain_min"):
-            check_number(getattr(self, name), name)
-        for name in ("tiny_size_bytes", "tiny_count_min", "budget_bytes", "epoch_count_max"):
-            check_count(getattr(self, name), name, least=0)
-        if self.cold_after is not None:
-            check_count(self.cold_after, "cold_after")
+        shares = ("needed_share_max", "waste_share_max", "held_share_max", "held_gain_min")
+        counts = ("tiny_size_bytes", "tiny_count_min", "budget_bytes", "epoch_count_max")
+        kinds = {**dict.fromkeys(shares, within(NUMBER, 0)), **dict.fromkeys(counts, within(WHOLE, 0))}
+        check({**kinds, "cold_after": maybe(within(WHOLE, 1)), "is_thorough": FLAG}, vars(self))
 
     def chosen(self, states: Mapping[PackId, PackState], taken: Container[PackId] = ()) -> dict[PackId, PackState]:
         """Packs to rewrite: those `taken` already, then those that give back most."""

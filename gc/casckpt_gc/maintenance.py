@@ -17,14 +17,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
+from casckpt.arguments import WHOLE, check, kind_of, maybe, within
+from casckpt.errors import CasckptError, StoreWarning
 from casckpt.limits import DRAIN_TIMEOUT_S
 from casckpt.store.opening import open_store
-from casckpt_gc.collect import GRACE_S, POLL_S, Collection, Report, check_grace
+from casckpt_gc.collect import GRACE, GRACE_S, POLL_S, Collection, Report
 from casckpt_gc.compaction import COMPACTION, Compaction
 from casckpt_gc.patrol import Health, Limits, Patrolled, health, health_text, patrol
 from casckpt_gc.plan import check_rules, plan
-from casckpt_gc.retention import AnyOf, Retention, Thinning, check_count
+from casckpt_gc.retention import AnyOf, Retention, Thinning
 
 if TYPE_CHECKING:
     from casckpt.store.store import Store
@@ -70,11 +71,8 @@ class Maintenance:
     ) -> None:
         rules = (thinning,) if isinstance(thinning, Thinning) else tuple(thinning)
         check_rules(retention, rules, compaction)
-        check_count(every_commits, "every_commits")
-        check_grace(grace_s)
-        check_count(patrol_bytes, "patrol_bytes", least=0)
-        if not isinstance(limits, Limits | None):
-            raise InvalidInputError(f"limits={limits!r:.80}: expected Limits(…) or None.")
+        counts = {"every_commits": within(WHOLE, 1), "patrol_bytes": within(WHOLE, 0)}
+        check({**counts, "grace_s": GRACE, "limits": maybe(kind_of(Limits, words="Limits(…)"))}, locals())
         self._rules = retention, rules
         self._every_commits = every_commits
         self._compaction = compaction

@@ -13,7 +13,6 @@ It also looks at the disk: how much is free, and how long a small durable write 
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 from collections.abc import Collection, Iterable, Sized
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from casckpt.arguments import NUMBER, ORDERED, check, within
 from casckpt.digest import check16
-from casckpt.errors import CorruptionError, IncompleteError, InvalidInputError, NotFoundError, StorageError
+from casckpt.errors import CorruptionError, IncompleteError, NotFoundError, StorageError
 from casckpt.format.entry import EpochRef
 from casckpt.format.pack import PackRow
 from casckpt.format.record import decode_header
@@ -45,7 +45,6 @@ from casckpt.storage.fs import File, is_about_file, read_file, replace_file, wri
 from casckpt.store.store import Store
 from casckpt.store.values import Value
 from casckpt_gc.mark import objects_below, roots
-from casckpt_gc.retention import check_number
 
 PATROL = "patrol"
 _EPOCH = "epoch-"  # then a number: names of epochs in that file, and in findings
@@ -78,9 +77,7 @@ class Limits(Value):
     stop_write_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-                raise InvalidInputError(f"{name}={value!r}: expected a number.")
+        check(dict.fromkeys(vars(self), ORDERED), vars(self))
 
 
 LIMITS = Limits()
@@ -167,8 +164,7 @@ def patrol(store: Store, *, budget_bytes: int = 1 << 30, budget_s: float = 60.0,
         InvalidInputError: a budget is no number from 0 on.
         StorageError: a file cannot be looked at now, which says nothing of its content. What was found before is noted.
     """
-    check_number(budget_bytes, "budget_bytes")
-    check_number(budget_s, "budget_s")
+    check(dict.fromkeys(("budget_bytes", "budget_s"), within(NUMBER, 0)), locals())
     store._keeper.catch_up()
     packs, epochs = packs_of(store), epochs_of(store)
     checked = {name: number for name, number in _read_state(store).items() if name in packs or name in epochs}

@@ -19,11 +19,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from casckpt.arguments import FINITE, FLAG, NUMBER, ORDERED, WHOLE, Kind, check, maybe, within
 from casckpt.errors import InvalidInputError
 
 MODES = ("max", "min")
 NEWEST = "newest"  # why the newest whole consistent snapshot stays, and all that is newer
 Reasons = dict[str, list[str]]
+_COUNT = within(WHOLE, 1)
+_BOUNDS = Kind(
+    "a number for each metric", lambda value: isinstance(value, Mapping) and all(map(_is_bound, value.items()))
+)
+_HOURS = Kind("a finite number above 0", lambda value: FINITE.fits(value) and value > 0, NUMBER)
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,8 @@ class Best:
     at_least: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_count(self.count, "count")
+        check({"count": _COUNT, "at_most": _BOUNDS, "at_least": _BOUNDS}, vars(self))
         _check_mode(self.metric, self.mode)
-        for name, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
-            if not isinstance(bounds, Mapping) or not all(map(_is_bound, bounds.items())):
-                raise InvalidInputError(f"{name}={bounds!r:.80}: expected a number for each metric.")
 
     @property
     def names(self) -> set[str]:
@@ -167,11 +170,7 @@ class Retention:
     best: Best | Pareto | Sequence[Best | Pareto] = ()
 
     def __post_init__(self) -> None:
-        check_count(self.latest, "latest")
-        if self.every_steps is not None:
-            check_count(self.every_steps, "every_steps")
-        if self.every_hours is not None and not (_is_number(self.every_hours) and 0 < self.every_hours < math.inf):
-            raise InvalidInputError(f"every_hours={self.every_hours!r}: expected a number above 0.")
+        check({"latest": _COUNT, "every_steps": maybe(_COUNT), "every_hours": maybe(_HOURS)}, vars(self))
         if not isinstance(self.best, Best | Pareto):
             _settle_list(self, "best", Best | Pareto, "Best(…), Pareto(…) or a list of them")
 
@@ -257,9 +256,7 @@ class Thinning:
 
     def __post_init__(self) -> None:
         _settle_list(self, "components", str, "a list of component names", count_min=1)
-        if self.spare_tags not in (True, False):
-            raise InvalidInputError(f"spare_tags={self.spare_tags!r:.80}: expected True or False.")
-        check_count(self.keep_latest, "keep_latest")
+        check({"keep_latest": _COUNT, "spare_tags": FLAG}, vars(self))
 
     def withdrawn(self, candidates: Iterable[Candidate]) -> dict[str, tuple[str, ...]]:
         """Snapshot id to what is withdrawn from it, of snapshots that stay."""
@@ -299,12 +296,8 @@ def _spaced(line: Sequence[Candidate], span_s: float) -> list[Candidate]:
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-
-
 def _is_bound(bound: tuple[Any, Any]) -> bool:
-    return isinstance(bound[0], str) and _is_number(bound[1])
+    return isinstance(bound[0], str) and ORDERED.fits(bound[1])
 
 
 def _settle_list(rule: Any, name: str, kind: Any, expected: str, *, count_min: int = 0) -> None:
@@ -315,18 +308,6 @@ def _settle_list(rule: Any, name: str, kind: Any, expected: str, *, count_min: i
     if not is_list or len(found) < count_min or not all(isinstance(each, kind) and each != "" for each in found):
         raise InvalidInputError(f"{name}={given!r:.80}: expected {expected}.")
     object.__setattr__(rule, name, found)
-
-
-def check_count(value: int, name: str, *, least: int = 1) -> None:
-    """Raise unless this is an integer from `least` on."""
-    if type(value) is not int or value < least:
-        raise InvalidInputError(f"{name}={value!r:.80}: expected an integer from {least} on.")
-
-
-def check_number(value: float, name: str) -> None:
-    """Raise unless this is a number from 0 on; infinite is one."""
-    if not (_is_number(value) and value >= 0):
-        raise InvalidInputError(f"{name}={value!r:.80}: expected a number from 0 on.")
 
 
 def _check_mode(metric: str, mode: str) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from casckpt_gc import AnyOf, Best, Candidate, Pareto, Retention, Thinning
+from casckpt_gc import AnyOf, Best, Candidate, Compaction, Limits, Maintenance, Pareto, Retention, Thinning
 
 from casckpt.errors import InvalidInputError
 
@@ -174,6 +174,7 @@ def test_rules_given_as_an_iterator_are_all_kept_and_stay_as_they_were_given() -
     [
         lambda: Retention(latest=0),
         lambda: Retention(latest=1.5),  # type: ignore[arg-type]
+        lambda: Retention(latest=True),
         lambda: Retention(every_steps=0),
         lambda: Retention(every_hours=0),
         lambda: Retention(every_hours=math.inf),
@@ -199,6 +200,18 @@ def test_rules_given_as_an_iterator_are_all_kept_and_stay_as_they_were_given() -
         lambda: Thinning(5),  # type: ignore[arg-type]
         lambda: Thinning(["a"], keep_latest=0),
         lambda: Thinning(["a"], spare_tags="no"),  # type: ignore[arg-type]
+        lambda: Compaction(needed_share_max=math.nan),
+        lambda: Compaction(held_gain_min=-0.5),
+        lambda: Compaction(budget_bytes=-1),
+        lambda: Compaction(cold_after=0),
+        lambda: Compaction(is_thorough=1),  # type: ignore[arg-type]
+        lambda: Maintenance(every_commits=0),
+        lambda: Maintenance(patrol_bytes=-1),
+        lambda: Maintenance(grace_s=math.inf),
+        lambda: Maintenance(grace_s=-1.0),
+        lambda: Maintenance(limits=5),  # type: ignore[arg-type]
+        lambda: Limits(warn_write_s=math.nan),
+        lambda: Limits(stop_free_bytes="1"),  # type: ignore[arg-type]
     ],
 )
 def test_rules_that_mean_nothing_are_refused(make: Any) -> None:

@@ -6,6 +6,7 @@ Each entry is called with arguments that are right but for one, for each of them
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import casckpt
 from casckpt import recovery
-from casckpt.arguments import FLAG, LIST, NUMBER, TEXTS, WHOLE, maybe
+from casckpt.arguments import FINITE, FLAG, LIST, NUMBER, ORDERED, TEXTS, WHOLE, maybe, within
 from casckpt.recovery import FailureInfo, Policy, Situation, Version
 from casckpt.recovery.supervisor import Status
 from tests.unit.stores import open_store
@@ -147,6 +148,15 @@ def test_kinds_take_what_python_and_numpy_have_for_them() -> None:
     assert not any(WHOLE.fits(each) for each in (True, 1.0, "1", None))
     assert all(NUMBER.fits(each) for each in (0, 0.5, numpy.float32(1)))
     assert not any(NUMBER.fits(each) for each in (True, "1", None))
+    assert not any(WHOLE.fits(each) for each in (numpy.array([1, 2]), numpy.array(1.0), numpy.bool_(True)))
+    assert [within(WHOLE, 1).fits(each) for each in (numpy.int64(1), 0, numpy.array([1, 2]))] == [
+        True,
+        False,
+        False,
+    ]
+    assert [within(NUMBER, 0).fits(each) for each in (0, math.inf, -0.5, math.nan)] == [True, True, False, False]
+    assert not within(FINITE, 0).fits(math.inf)
+    assert maybe(within(WHOLE, 1)).fits(None) and not ORDERED.fits(math.nan)
     assert maybe(NUMBER).fits(None) and not maybe(NUMBER).fits("")
     assert TEXTS.fits(("a", "b")) and not TEXTS.fits("ab") and not TEXTS.fits(["a", 1])
     assert LIST.fits(iter(())) and not LIST.fits({}) and not LIST.fits(b"")
@@ -161,5 +171,28 @@ def test_patience_that_is_none_is_refused_by_name(name: str, value: float) -> No
 
 
 def test_trial_without_a_step_is_refused() -> None:
-    with pytest.raises(casckpt.InvalidInputError, match="count=0: expected at least 1"):
+    with pytest.raises(casckpt.InvalidInputError, match="count=0: expected an integer from 1 on"):
         recovery.TrialSteps(lambda targets: 0.0, count=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda store: recovery.make_plan(store, world_size=0),
+            "world_size=0: expected an integer from 1 on, or None$",
+        ),
+        (lambda store: recovery.make_plan(store, logged_step=-1), "logged_step=-1: expected an integer from 0 on, or"),
+        (lambda store: FailureInfo("nan", -3), "step=-3: expected an integer from 0 on, or None$"),
+        (lambda store: FailureInfo("nan", 3.5), "step=3.5: expected an integer from 0 on, or None, got float$"),
+        (lambda store: recovery.SampleGate(Version(1, 1), behind_max=-1), "behind_max=-1: expected an integer from 0"),
+        (lambda store: recovery.SampleHold(0), "count_max=0: expected an integer from 1 on$"),
+        (lambda store: recovery.Frontier().take(-1), "count=-1: expected an integer from 0 on$"),
+        (lambda store: recovery.migration(from_version=-1), "from_version=-1: expected an integer from 0 on$"),
+        (lambda store: Policy(metric="return", drop_max=float("nan")), "drop_max=nan: expected a number from 0 on"),
+        (lambda store: Policy(drop_max=0.5), "drop_max=0.5: expected a metric"),
+    ],
+)
+def test_number_that_cannot_be_is_refused_by_name(tmp_path: Path, call: Any, message: str) -> None:
+    with open_store(tmp_path / "store") as store, pytest.raises(casckpt.InvalidInputError, match=message):
+        call(store)
