@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import casckpt
@@ -67,12 +67,9 @@ def _joint(name: str, level: str, share: float, speeds: list[float], *, has_targ
 
 
 def _restores(name: str, level: str, path: str, plain: str, series: corpora.Series, settings: Settings) -> Measurement:
-    """The slowest restore among the newest commits, found by one look at each, as a ratio to the plain one."""
-    last = series.steps[-1]
-    restore_costs(plain, last)  # into the page cache
-    first = {step: restore_costs(path, step)[0] for step in series.steps[-_RESTORED_COUNT:]}
-    slowest = max(first, key=first.__getitem__)
-    pairs = [(restore_costs(path, slowest)[0], restore_costs(plain, last)[0]) for _ in range(settings.pair_count)]
+    """The slowest restore among the newest commits, as a ratio to the plain one."""
+    found = slowest_paired(path, plain, series.steps, settings.pair_count, look=lambda *at: restore_costs(*at)[0])
+    pairs = [(one[0], other[0]) for one, other in found]
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     size = series.raw_bytes(series.count - 1)
     return absolute(
@@ -84,6 +81,19 @@ def _restores(name: str, level: str, path: str, plain: str, series: corpora.Seri
         subject=f"{size / 1e9 / ours:.2f} GB/s",
         baseline=f"{size / 1e9 / theirs:.2f} GB/s",
     )
+
+
+def slowest_paired(
+    path: str, plain: str, steps: list[int], pair_count: int, *, look: Callable[[str, int], float]
+) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """Costs of the slowest restore among the newest of `steps`, and of the newest from the store `plain`, in turns.
+
+    The slowest is found by one look at each: `look` returns seconds of a path and a step.
+    """
+    look(plain, steps[-1])  # into the page cache, and what is imported at the first restore
+    first = {step: look(path, step) for step in steps[-_RESTORED_COUNT:]}
+    slowest = max(first, key=first.__getitem__)
+    return [(restore_costs(path, slowest), restore_costs(plain, steps[-1])) for _ in range(pair_count)]
 
 
 def restore_costs(path: str, step: int) -> tuple[float, float]:

@@ -17,16 +17,14 @@ import torch
 from torch import nn
 
 import casckpt
-from benchmarks import chains
 from benchmarks._harness import Measurement, Settings, absolute, scratch
-from benchmarks.chains import RESTORE_TARGETS
+from benchmarks.chains import RESTORE_TARGETS, slowest_paired
 
 State = dict[str, Any]
 Training = Callable[[int, int], Iterator[State]]
 
 _WIDTH = 1536  # weights of 28 MB
 _COMMIT_COUNT = 20
-_RESTORED_COUNT = 8
 _POLYAK = 0.995
 _LORA_RANK = 8
 _CHANGED_SHARE = 0.01  # of the rows of the table of which few change
@@ -39,15 +37,8 @@ def kinds(settings: Settings) -> Iterator[Measurement]:
         with scratch(settings) as folder:
             steps = _commit_everywhere(folder, KINDS[name](width, min(_COMMIT_COUNT, settings.commit_count)))
             plain = f"{folder}/plain"
-            _restore_s(plain, steps[-1])  # what is imported at the first restore
             for level, target in RESTORE_TARGETS.items():
-                path = f"{folder}/{level}"
-                newest = {step: _restore_s(path, step) for step in steps[-_RESTORED_COUNT:]}
-                slowest = max(newest, key=newest.__getitem__)
-                pairs = [
-                    (chains.restore_costs(path, slowest), chains.restore_costs(plain, steps[-1]))
-                    for _ in range(settings.pair_count)
-                ]
+                pairs = slowest_paired(f"{folder}/{level}", plain, steps, settings.pair_count, look=_restore_s)
                 for at, clock in enumerate(("", ", processor time")):
                     ours, theirs = (statistics.median(side[at] for side in sides) for sides in zip(*pairs, strict=True))
                     yield absolute(
