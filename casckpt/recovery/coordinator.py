@@ -201,38 +201,35 @@ class RecoveryCoordinator:
                 the way back, that is a reason to pass them over.
             FencedError: somebody else recovers this run at the same time.
         """
-        heads = self._store._chooser.heads()
-        action = self.decide(failure, allow_fresh=allow_fresh)
+        decided = self._decided(failure, allow_fresh)
+        action, first = decided.action, decided.first
         if action.kind == STOP:
             raise NotFoundError(
                 f"run {self._store.run!r} is not recovered: {few(action.reasons)}. {action.advice}",
                 reasons=action.reasons,
             )
         live = _Live(self._store, targets, load)
-        drift = self._compare(live, action.snapshots[0]) if action.snapshots else []
+        drift = [] if first is None else self._compare(live, first)
         if self._marker is not None:
             self._marker.prepare()
         with self._undone_when_it_fails(live, roll_back):
-            return self._recover(live, action, drift, failure, allow_fresh, heads)
+            return self._recover(live, decided, drift)
 
-    def _recover(
-        self,
-        live: _Live,
-        action: Action,
-        drift: list[str],
-        failure: FailureInfo | None,
-        allow_fresh: bool,
-        heads: Collection[bytes],
-    ) -> RecoveryReport:
-        first = action.snapshots[0] if action.snapshots else None
+    def _decided(self, failure: FailureInfo | None, allow_fresh: bool) -> _Decided:
+        heads = self._store._chooser.heads()
+        return _Decided(failure, allow_fresh, heads, self.decide(failure, allow_fresh=allow_fresh))
+
+    def _recover(self, live: _Live, decided: _Decided, drift: list[str]) -> RecoveryReport:
+        first = decided.first
         if not live.is_engine:
             tell_when_fenced(self._store)
-        generation = open_generation(self._store, first, self._told(action, failure))
-        if self._store._chooser.heads() != heads:  # whom this fenced went on until then
-            later = self.decide(failure, allow_fresh=allow_fresh)
-            if later.snapshots:
-                action, drift = later, self._compare(live, later.snapshots[0])
-        attempt = self._begin(action.snapshots[0] if action.snapshots else None, generation)
+        generation = open_generation(self._store, first, decided.told)
+        if self._store._chooser.heads() != decided.heads:  # whom this fenced went on until then
+            later = self._decided(decided.failure, decided.allow_fresh)
+            if later.first is not None:
+                decided, drift = later, self._compare(live, later.first)
+        action = decided.action
+        attempt = self._begin(decided.first, generation)
         if action.kind == FRESH:
             live.start_fresh()
             self._finish(None, generation)
@@ -367,12 +364,6 @@ class RecoveryCoordinator:
             return f"step {snapshot.step}: droppable {name!r} was taken from step {each.step}: {why}", True
         return f"droppable {name!r} is damaged, and no older snapshot has it: {why}", False
 
-    def _told(self, action: Action, failure: FailureInfo | None) -> list[str]:
-        if failure is None:
-            return list(action.reasons)
-        at = "" if failure.step is None else f" at step {failure.step}"
-        return [f"{failure.kind}{at}{': ' if failure.message else ''}{failure.message}", *action.reasons]
-
     @contextlib.contextmanager
     def _keeping_reads(self) -> Iterator[None]:
         """Reads go through a spool in here; it stays when the recovery is interrupted, by a kill or by the store."""
@@ -405,6 +396,30 @@ class RecoveryCoordinator:
         """Whether the last recovery did not come to its end, as far as its marker says."""
         last = None if self._marker is None else self._marker.read()
         return last is not None and last.state == RESTORING
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What is to be done: what was asked, the heads of branches that it is true of, and the answer."""
+
+    failure: FailureInfo | None
+    allow_fresh: bool
+    heads: Collection[bytes]
+    action: Action
+
+    @property
+    def first(self) -> Snapshot | None:
+        """The snapshot to try first."""
+        return self.action.snapshots[0] if self.action.snapshots else None
+
+    @property
+    def told(self) -> list[str]:
+        """Why, for the timeline."""
+        failure, reasons = self.failure, self.action.reasons
+        if failure is None:
+            return list(reasons)
+        at = "" if failure.step is None else f" at step {failure.step}"
+        return [f"{failure.kind}{at}{': ' if failure.message else ''}{failure.message}", *reasons]
 
 
 class _Live:
