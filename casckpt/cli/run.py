@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
+from collections.abc import Callable
 
 import click
 
 from casckpt.cli._screen import finish, let_go_of
+from casckpt.errors import CasckptError, NotFoundError, StorageError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -41,7 +44,7 @@ def run(
     The command finds in its environment where to say that it is alive, and how it ended the last time. The exit code is
     that of its last life.
     """
-    from casckpt.recovery.health import HealthServer, newest_snapshot
+    from casckpt.recovery.health import HealthServer
     from casckpt.recovery.supervisor import Settings, Supervisor, command_probe
 
     def tell(text: str) -> None:
@@ -50,16 +53,13 @@ def run(
         except OSError:  # a terminal that was closed, a pipe that nobody reads: no reason to end
             let_go_of(sys.stderr)
 
-    def newest() -> str | None:
-        found = None if store_path is None else newest_snapshot(store_path, name)
-        return None if found is None else found.id
-
+    watched = None if store_path is None else _Watched(store_path, name, tell)
     supervisor = Supervisor(
         command,
         settings=Settings(restarts_max=restarts, silence_min_s=silence, term_deadline_s=deadline),
         probe=None if probe is None else command_probe(probe),
         tell=tell,
-        progress=newest,
+        progress=(lambda: None) if watched is None else watched.newest,
     )
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     ends_heard = [each for each in ends if signal.getsignal(each) is not signal.SIG_IGN]  # `nohup` ignores SIGHUP
@@ -74,3 +74,37 @@ def run(
         for number, handler in old.items():
             signal.signal(number, handler)
     finish(code)
+
+
+class _Watched:
+    """The store that the command commits to; why it cannot be read is told once.
+
+    Raises:
+        StorageError: it never can be a store.
+    """
+
+    def __init__(self, path: str, run: str | None, tell: Callable[[str], None]) -> None:
+        self._path, self._run, self._tell = path, run, tell
+        self._told = ""
+        self._look(self._find_at_start)
+
+    def newest(self) -> str | None:
+        """Id of the newest snapshot, asked after a failure."""
+        return self._look(self._say)
+
+    def _look(self, unread: Callable[[CasckptError | OSError], None]) -> str | None:
+        from casckpt.recovery.health import newest_snapshot
+
+        found = newest_snapshot(self._path, self._run, unread=unread)
+        return None if found is None else found.id
+
+    def _find_at_start(self, error: CasckptError | OSError) -> None:
+        if isinstance(error, StorageError) and error.errno == errno.ENOTDIR:
+            raise error
+        if not isinstance(error, NotFoundError):  # else the command will make it
+            self._say(error)
+
+    def _say(self, error: CasckptError | OSError) -> None:
+        if str(error) != self._told:
+            self._told = str(error)
+            self._tell(f"no snapshot counts as progress while --store cannot be read: {error}")

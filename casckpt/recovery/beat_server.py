@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from casckpt.arguments import FUNCTION, NUMBER, TEXT, WHOLE, checked, maybe
+from casckpt.arguments import FUNCTION, NUMBER, TEXT, WHOLE, checked, maybe, within
 from casckpt.engine.beats import Beat, Liveness, Pulse, said
 from casckpt.errors import BusyError, InvalidInputError, StorageError
 from casckpt.limits import BEAT_TIMEOUT_S
@@ -64,12 +64,10 @@ class BeatServer:
         timeout_s: float = BEAT_TIMEOUT_S,
         system: System | None = None,
     ) -> None:
-        if len(_checked(token)) < TOKEN_LENGTH_MIN:
-            raise InvalidInputError(f"token: expected at least {TOKEN_LENGTH_MIN} characters. Use secrets.token_hex().")
         self._liveness = Liveness(timeout_s=timeout_s, system=system)
         self._lock = threading.Lock()
         self._version = version
-        self._token = token.encode()
+        self._token = _checked(token).encode()
         self.is_closed = False
         self._server = listen(host, port, _handler(self))
         self._thread = threading.Thread(
@@ -185,6 +183,10 @@ def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:
 def _checked(token: str) -> str:
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise InvalidInputError("token: expected printable ASCII without blanks. Was it read with the end of its line?")
+    if len(token) < TOKEN_LENGTH_MIN:
+        raise InvalidInputError(
+            f"token: expected at least {TOKEN_LENGTH_MIN} characters, found {len(token)}. Use secrets.token_hex()."
+        )
     return token
 
 
@@ -192,10 +194,11 @@ class BeatClient:
     """An actor's side: sends beats, and learns the version. One connection, made again when it breaks.
 
     Raises:
-        InvalidInputError: the token cannot stand in a header.
+        InvalidInputError: the token cannot stand in a header, or is shorter than any that a server takes; there is no
+            such port.
     """
 
-    @checked(host=TEXT, port=WHOLE, name=TEXT, token=TEXT, timeout_s=NUMBER)
+    @checked(host=TEXT, port=within(WHOLE, 1, _PORT_MAX), name=TEXT, token=TEXT, timeout_s=NUMBER)
     def __init__(self, host: str, port: int, *, name: str, token: str, timeout_s: float = 5.0) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._name, self._token = name, _checked(token)

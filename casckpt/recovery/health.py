@@ -7,10 +7,10 @@ read-only for each request of `metrics`, so that the numbers are those of the fi
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 
@@ -106,11 +106,16 @@ class HealthServer:
         self.close()
 
 
-def newest_snapshot(path: str, run: str | None = None) -> Snapshot | None:
-    """What a run, or any, committed last; None where there is nothing, or it cannot be read now."""
-    with contextlib.suppress(CasckptError, OSError), open_store(path, read_only=True) as store:
-        return _newest(store, run)
-    return None
+def newest_snapshot(
+    path: str, run: str | None = None, *, unread: Callable[[CasckptError | OSError], None] = lambda error: None
+) -> Snapshot | None:
+    """What a run, or any, committed last; None where there is nothing, or it cannot be read now: `unread` hears why."""
+    try:
+        with open_store(path, read_only=True) as store:
+            return _newest(store, run)
+    except (CasckptError, OSError) as error:
+        unread(error)
+        return None
 
 
 def _newest(store: Store, run: str | None) -> Snapshot | None:

@@ -105,12 +105,13 @@ def check_kind(old: Any, new: Any, path: str) -> None:
     checks it itself, when half of it is loaded.
 
     Raises:
-        InvalidInputError: a container, an array, a text or a number where another of these is, or a container that
-            lacks names.
+        InvalidInputError: a container, an array, a text, a number or None where another of these is, or a container
+            that lacks names. Any value may follow None, and None a truth value: such options have three values.
     """
     found, expected = _kind_of(new), _kind_of(old)
     is_number = expected == "an array" and found == "a number" and not old.shape
-    if found != expected and not is_number and "nothing" not in (found, expected):
+    is_option = expected == "nothing" or (new is None and isinstance(old, bool))
+    if found != expected and not is_number and not is_option:
         raise InvalidInputError(
             f"override {path!r}: expected {expected}, found {found}: {new!r:.60}. Nothing was touched.", path=path
         )

@@ -13,10 +13,10 @@ handed out, trained and dropped; committed with the weights, each item is traine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from casckpt.arguments import LIST, MAPPING, WHOLE, Kind, check, checked, maybe, within
+from casckpt.arguments import LIST, MAPPING, STEP, WHOLE, Kind, check, checked, maybe, within
 from casckpt.errors import FencedError, InvalidInputError, NotFoundError
 from casckpt.limits import SAMPLE_BEHIND_MAX
 
@@ -245,7 +245,26 @@ class Frontier:
 
     @checked(state=MAPPING)
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where the state was taken; everything open is to be handed out again."""
+        """Stand where the state was taken; everything open is to be handed out again.
+
+        Raises:
+            InvalidInputError: it is not the state of a Frontier; nothing was changed.
+        """
+        if not _is_frontier(state):
+            raise InvalidInputError(
+                f"state={state!r:.80}: expected that of a Frontier: 'next', a number, and 'open' and 'dropped', items "
+                "below it. Nothing was changed. Is another component's state given?",
+                name="state",
+            )
         self._next = state["next"]
         self._open = dict.fromkeys(state["open"], False)
         self._dropped = set(state["dropped"])
+
+
+def _is_frontier(state: Mapping[str, Any]) -> bool:
+    lists: list[Any] = [state.get(name) for name in ("open", "dropped")]
+    if state.keys() != {"next", "open", "dropped"} or not all(map(LIST.fits, lists)):
+        return False
+    items = [item for each in lists for item in each]
+    are_items = STEP.fits(state["next"]) and all(STEP.fits(item) and item < state["next"] for item in items)
+    return are_items and len(set(items)) == len(items)

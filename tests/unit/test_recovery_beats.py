@@ -180,8 +180,20 @@ def test_nobody_is_heard_without_the_token() -> None:
         response = connection.getresponse()
         assert (response.read(), response.status) == (b"{}", 200)
         connection.close()
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_token_that_anybody_could_guess_is_refused_on_both_sides(token: str) -> None:
     with pytest.raises(casckpt.InvalidInputError, match="16 characters"):
-        BeatServer(lambda: Version(0, 0), token="short")
+        BeatServer(lambda: Version(0, 0), token=token)
+    with pytest.raises(casckpt.InvalidInputError, match="16 characters"):
+        BeatClient("127.0.0.1", 1, name="actor", token=token)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536])
+def test_port_that_cannot_be_is_refused_before_a_client_connects(port: int) -> None:
+    with pytest.raises(casckpt.InvalidInputError, match=f"port={port}: expected an integer from 1 to 65535"):
+        BeatClient("127.0.0.1", port, name="actor", token=TOKEN)
 
 
 def test_learner_that_is_gone_is_a_storage_error_and_is_found_again() -> None:

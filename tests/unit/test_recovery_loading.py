@@ -81,6 +81,15 @@ def test_override_sets_values_by_path(tmp_path: Path) -> None:
     assert set(report.overridden) == {"optimizer/param_groups/0/lr", "counters/step"}
 
 
+def test_override_may_change_an_option_that_has_three_values(tmp_path: Path) -> None:
+    live: dict[str, Any] = {"options": {"foreach": True, "fused": None, "clip": None}}
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, live)
+        changes = {"options/foreach": None, "options/fused": False, "options/clip": 0.5}
+        load_into(store, live, override=changes)
+    assert live == {"options": {"foreach": None, "fused": False, "clip": 0.5}}
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -92,6 +101,13 @@ def test_override_sets_values_by_path(tmp_path: Path) -> None:
         ({"override": {"counters": 5}}, casckpt.InvalidInputError, "expected a mapping, found a number"),
         ({"override": {"counters": {"step": 1}}}, casckpt.InvalidInputError, "best.*are missing"),
         ({"override": {"counters/step": "9"}}, casckpt.InvalidInputError, "expected a number, found text"),
+        (
+            {"override": {"optimizer/param_groups/*/lr": None}},
+            casckpt.InvalidInputError,
+            "expected a number, found nothing",
+        ),
+        ({"override": {"policy/bias": None}}, casckpt.InvalidInputError, "expected an array, found nothing"),
+        ({"override": {"counters": None}}, casckpt.InvalidInputError, "expected a mapping, found nothing"),
         ({"override": {"optimizer/state": 7}}, casckpt.InvalidInputError, "expected a mapping"),
         ({"override": {"optimizer/state/0/exp_avg": "x"}}, casckpt.InvalidInputError, "expected an array, found text"),
         ({"override": {"policy/bias": torch.zeros(5)}}, casckpt.MismatchError, r"policy/bias"),

@@ -121,6 +121,28 @@ def test_late_result_of_a_settled_item_is_refused_and_settles_nothing() -> None:
     assert again.take(3) == [0, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"frames": 3, "episodes": 1},
+        {"next": 3, "open": [1]},
+        {"next": "3", "open": [1], "dropped": []},
+        {"next": 3, "open": 1, "dropped": []},
+        {"next": 3, "open": ["1"], "dropped": []},
+        {"next": 3, "open": [3], "dropped": []},
+        {"next": 3, "open": [-1], "dropped": []},
+        {"next": 3, "open": [1], "dropped": [1]},
+    ],
+)
+def test_state_of_something_else_is_refused_and_changes_no_frontier(state: dict[str, Any]) -> None:
+    frontier = Frontier()
+    frontier.train(frontier.take(2)[:1])
+    with pytest.raises(casckpt.InvalidInputError, match=r"state=.*Frontier"):
+        frontier.load_state_dict(state)
+    assert frontier.state_dict() == {"next": 2, "open": [1], "dropped": []}
+
+
 def test_sample_counts_as_made_by_the_policy_that_it_was_begun_with() -> None:
     """The actor hears of another version, and takes it over, while it plays."""
     hold: SampleHold[str] = SampleHold(10)

@@ -496,6 +496,30 @@ def test_commits_are_progress_of_a_command_that_does_not_beat(
     assert supervisor.status.restart_count == restarts
 
 
+def test_store_that_cannot_be_ends_the_supervisor_before_it_starts_anything(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        called = call("run", "--store", path, "--", "touch", tmp_path / "lived")
+        assert (called.code, "not a folder" in called.err) == (6, True)
+    assert not (tmp_path / "lived").exists()
+
+
+def test_store_that_is_not_there_yet_is_named_after_a_failure_alone(tmp_path: Path) -> None:
+    options = ("run", "--restarts", 0, "--store", tmp_path / "store", "--")
+    assert call(*options, "true").err == ""
+    assert f"while --store cannot be read: {tmp_path / 'store'}: no store here" in call(*options, "false").err
+
+
+def test_store_that_cannot_be_read_is_named_at_once_and_only_once(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, {"w": np.ones(3)})
+    for path in (tmp_path / "store" / "casckpt.json", Path(store._timeline.path(0))):
+        path.write_bytes(b"torn")
+    for command, code in (("true", 0), ("false", 1)):
+        called = call("run", "--restarts", 0, "--store", tmp_path / "store", "--", command)
+        assert (called.code, called.err.count("while --store cannot be read")) == (code, 1)
+
+
 def test_newest_snapshot_of_a_store_and_of_none(tmp_path: Path) -> None:
     assert newest_snapshot(str(tmp_path / "store")) is None
     with open_store(tmp_path / "store") as store:
