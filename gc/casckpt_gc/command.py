@@ -29,7 +29,6 @@ from casckpt.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from casckpt.store.store import Store
-    from casckpt_gc.collect import Report
     from casckpt_gc.plan import Plan
     from casckpt_gc.retention import Best, Retention, Thinning
 
@@ -93,7 +92,7 @@ def collect(path: str, run: str | None, grace: float | None, as_json: bool, **ru
         found = _plan(store, rules)
         if not as_json:
             _print_plan(found)
-        _print_report("gc collect", store.path, found.execute(grace_s=grace), as_json=as_json)
+        _print_report("gc collect", found, grace, as_json=as_json)
 
 
 @gc.command()
@@ -110,11 +109,14 @@ def compact(path: str, budget: int, small_after: int | None, grace: float | None
     """Rewrite packs of which little is needed, merge small ones, seal old entries. No snapshot is retired."""
     from casckpt_gc.compaction import Compaction
     from casckpt_gc.plan import plan
+    from casckpt_gc.screen import postponed_lines
 
     with _opened(path, None, is_any_run_good=True) as store:
         rules = Compaction(budget_bytes=budget << 20, cold_after=small_after, is_thorough=True)
         found = plan(store, compaction=rules)
-        _print_report("gc compact", store.path, found.execute(grace_s=grace), as_json=as_json)
+        _print_report("gc compact", found, grace, as_json=as_json)
+        for line in [] if as_json else postponed_lines(found):
+            say(f"{line}. Give a larger --budget, or run it again")
 
 
 @click.command()
@@ -151,7 +153,7 @@ def repair(path: str, other: str | None, execute: bool, as_json: bool) -> None:
     if as_json:
         print_json("repair", {"store": path, **found.to_dict()})
     else:
-        say(str(found))
+        say(found.text("pass --execute"))
     is_damaged = (found.heals or found.entries or found.epochs) and not execute
     is_lost = found.lost_by or found.lost_epochs or not all(each.is_healed for each in found.entries)
     finish(_exits.NO if is_lost or is_damaged else _exits.FINE)
@@ -226,8 +228,14 @@ def _print_plan(found: Plan) -> None:
     say(frees_text(found))
 
 
-def _print_report(name: str, path: str, report: Report, *, as_json: bool) -> None:
+_UNDONE = ("unknown_components", "postponed_count", "postponed_bytes", "postponed_object_count")  # of a plan
+
+
+def _print_report(name: str, plan: Plan, grace_s: float | None, *, as_json: bool) -> None:
+    """Execute a plan, and say what was done and, in JSON, what was not."""
+    report = plan.execute(grace_s=grace_s)
     if as_json:
-        print_json(name, {"store": path, **dataclasses.asdict(report)})
+        undone = {each: getattr(plan, each) for each in _UNDONE}
+        print_json(name, {"store": plan.path, **dataclasses.asdict(report), **undone})
     else:
         say(str(report))

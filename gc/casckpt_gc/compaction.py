@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from casckpt.arguments import FLAG, NUMBER, WHOLE, check, maybe, within
 from casckpt.ids import PackId
@@ -26,7 +26,7 @@ class Compaction:
         cold_after: chunks that none of the newest so many snapshots of a branch has are encoded at level small, where
             that is smaller; None: they stay as they are.
         budget_bytes: read to be written anew in one collection; what is left waits for the next that lets something
-            go …
+            go (a pack of which more is needed, for a larger budget) …
         is_thorough: … or that looks at everything even where nothing was let go.
         epoch_count_max: hundreds of timeline entries sealed in one collection; 0: none.
     """
@@ -69,6 +69,11 @@ class Compaction:
             wasted -= pack.dead_bytes
             found[pack_id] = pack
         return found
+
+    def postponed(self, states: Mapping[PackId, PackState], chosen: Container[PackId]) -> list[PackState]:
+        """Packs that would be rewritten too, had the budget no end."""
+        endless = replace(self, budget_bytes=sum(pack.size_bytes for pack in states.values()))
+        return [pack for pack_id, pack in endless.chosen(states, chosen).items() if pack_id not in chosen]
 
 
 COMPACTION = Compaction()

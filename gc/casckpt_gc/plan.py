@@ -75,12 +75,16 @@ class Plan(Value):
         seq: the timeline entry up to which everything was looked at.
         fates: every snapshot of the branch that is not retired.
         unknown_metrics: those that rules look at and no snapshot of the branch has, so that these rules keep nothing.
+        unknown_components: those that are to be withdrawn and no snapshot of the branch has or had.
         packs: packs that go, or are rewritten.
         leftovers: temporary files of dead processes: name, size in bytes.
         sealed_count, sealed_bytes: timeline entries whose files go, one epoch for each hundred in their place.
         freed_object_count: records in packs that go.
         recoded_count, recoded_bytes: objects to be encoded anew, and their plain bytes: the most that is written for
             them.
+        postponed_count, postponed_bytes: packs that would be rewritten too, had the budget room, and what is needed of
+            them.
+        postponed_object_count: objects that would be encoded anew too.
         live_bytes, held_bytes: records in packs that snapshots reach afterwards, and records that these are only
             decoded from; 0 when nothing had to be marked.
     """
@@ -91,6 +95,7 @@ class Plan(Value):
     seq: int
     fates: tuple[Fate, ...]
     unknown_metrics: tuple[str, ...]
+    unknown_components: tuple[str, ...]
     packs: tuple[PackFate, ...]
     leftovers: tuple[tuple[str, int], ...]
     sealed_count: int
@@ -98,6 +103,9 @@ class Plan(Value):
     freed_object_count: int
     recoded_count: int
     recoded_bytes: int
+    postponed_count: int
+    postponed_bytes: int
+    postponed_object_count: int
     live_bytes: int
     held_bytes: int
     _store: Store = field(repr=False, compare=False)
@@ -198,8 +206,6 @@ def plan(
     check_certain(store)
     line = _line(store, name)
     fates = _fates(line, retention, rules)
-    known = {metric for each in line for metric in each.metrics}
-    unknown = sorted(retention.names - known) if retention is not None and line else []
     leaving = {SnapshotId(bytes.fromhex(fate.id)) for fate in fates if not fate.reasons}
     withdrawn = {bytes.fromhex(fate.id): fate.withdrawn for fate in fates if fate.withdrawn}
     unfinished = unnamed_packs(store)
@@ -212,13 +218,15 @@ def plan(
         found = find(store, mark, compaction)
         check_plausible(store, mark, found.states.values())
     sealed = replaceable(store, sealable(store, compaction))
+    postponed = [] if compaction is None else compaction.postponed(found.states, found.chosen)
     return Plan(
         store.path,
         store.run,
         name,
         seq,
         fates,
-        tuple(unknown),
+        _unknown_metrics(line, retention),
+        _unknown_components(store, line, rules),
         (*packs, *found.fates()),
         leftovers(store),
         len(sealed),
@@ -226,6 +234,9 @@ def plan(
         sum(found.found.dead_counts[each] for each in found.dropped),
         len(found.recoding.bases),
         found.recoding.plain_bytes,
+        len(postponed),
+        sum(each.needed_bytes for each in postponed),
+        found.recoding.postponed_count,
         found.found.live_bytes,
         found.found.held_bytes,
         store,
@@ -330,6 +341,20 @@ def _fates(
         if len(withdrawn.get(each.id, ())) == len(each.components):
             withdrawn.pop(each.id, None)  # several rules together: a snapshot of nothing is none
     return tuple(Fate(each.id, each.step, tuple(reasons.get(each.id, ())), withdrawn.get(each.id, ())) for each in line)
+
+
+def _unknown_metrics(line: Sequence[Candidate], retention: Retention | AnyOf | None) -> tuple[str, ...]:
+    known = {metric for each in line for metric in each.metrics}
+    return tuple(sorted(retention.names - known)) if retention is not None and line else ()
+
+
+def _unknown_components(store: Store, line: Sequence[Candidate], rules: Sequence[Thinning]) -> tuple[str, ...]:
+    unknown = {name for rule in rules for name in rule.components}
+    unknown -= {name for each in line for name in each.components}
+    if unknown:  # or withdrawn everywhere
+        infos = (store._catalog.info(SnapshotId(bytes.fromhex(each.id))) for each in line)
+        unknown -= {name for each in infos for name in each.components}
+    return tuple(sorted(unknown)) if line else ()
 
 
 def candidates(store: Store, branch: str) -> list[Candidate]:

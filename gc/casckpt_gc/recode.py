@@ -49,12 +49,14 @@ class Recoding:
         packs: those that have records of them.
         plain_bytes: of those objects: the most that is written for them.
         level: what decoding may cost.
+        postponed_count: objects that would be encoded anew too, had the budget room.
     """
 
     bases: Mapping[ObjectId, Sequence[ObjectId]] = field(default_factory=dict)
     packs: frozenset[PackId] = frozenset()
     plain_bytes: int = 0
     level: Level = LEVELS["balanced"]
+    postponed_count: int = 0
 
     def foreseen(self) -> dict[ObjectId, Place]:
         """Records as they are before they are written: of no bases that are not live anyway."""
@@ -76,7 +78,8 @@ def find_recoding(store: Store, mark: Mark, found: Census, compaction: Compactio
     if compaction.cold_after is not None:
         level = LEVELS["small"]
         choice.take_cold(level)
-    return Recoding(choice.bases, frozenset(choice.packs), choice.plain_bytes, level)
+    postponed_count = len(choice.postponed - choice.bases.keys())
+    return Recoding(choice.bases, frozenset(choice.packs), choice.plain_bytes, level, postponed_count)
 
 
 class _Choice:
@@ -86,6 +89,7 @@ class _Choice:
         self.bases: dict[ObjectId, Sequence[ObjectId]] = {}
         self.packs: set[PackId] = set()
         self.plain_bytes = 0
+        self.postponed: set[ObjectId] = set()
         self._written_bytes = 0  # at most, the other needed records of those packs included
         self._store = store
         self._mark = mark
@@ -213,6 +217,7 @@ class _Choice:
         plain_bytes = sum(self._places(each)[0].plain_size for each in wanted)
         written_bytes = plain_bytes + sum(self._states[each].needed_bytes for each in packs)
         if self._written_bytes + written_bytes > self._compaction.budget_bytes:
+            self.postponed |= wanted.keys()
             return False
         self.bases |= wanted
         self.packs |= packs

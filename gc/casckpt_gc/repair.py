@@ -119,6 +119,10 @@ class Repair(Value):
     is_done: bool
 
     def __str__(self) -> str:
+        return self.text("pass execute=True")
+
+    def text(self, next_step: str) -> str:
+        """For people. `next_step`: how what was only planned is carried out."""
         lines = [f"{len(self.findings)} findings in {len(self.heals)} packs"]
         lines += [
             f"pack {each.pack[:12]}: {each.what}, {len(each.healed)} objects healed, {len(each.derived)} of them from "
@@ -132,7 +136,10 @@ class Repair(Value):
             for each in self.entries
         ]
         lines += [f"stays damaged: {user_text(each)}" for each in self.lost_by]
-        return "\n".join([*lines, "done" if self.is_done else "nothing was changed: pass execute=True (--execute)"])
+        is_needed = self.heals or self.epochs or any(each.is_healed for each in self.entries)
+        if is_needed:
+            return "\n".join([*lines, "done" if self.is_done else f"nothing was changed: {next_step} to heal"])
+        return "\n".join([*lines, "nothing of it can be healed" if self.entries or self.lost_epochs else "all is well"])
 
 
 def repair(store: Store, source: Store | None = None, *, execute: bool = False) -> Repair:

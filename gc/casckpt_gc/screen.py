@@ -64,9 +64,20 @@ def plan_text(plan: Plan) -> str:
 
 
 def frees_text(plan: Plan) -> str:
-    """What it frees, what it writes for that, and what is held; and which rules keep nothing, for want of a metric."""
+    """What it frees, what it writes for that, and what is held; and which rules do nothing, for want of a metric, a
+    component, or room in the budget."""
     written = plan.rewritten_bytes + plan.recoded_bytes
     anew = f" and writes {'at most ' if plan.recoded_bytes else ''}{size(written)} anew" if written else ""
     held = f"; {size(plan.held_bytes)} held by differences" if plan.held_bytes else ""
-    unknown = "".join(f"\nno snapshot has a metric {name!r}: nothing is kept by it" for name in plan.unknown_metrics)
-    return f"frees {size(plan.freed_bytes)}{anew}{held}{unknown}"
+    lines = [f"no snapshot has a metric {name!r}: nothing is kept by it" for name in plan.unknown_metrics]
+    lines += [f"no snapshot has a component {name!r}: nothing is withdrawn" for name in plan.unknown_components]
+    lines += postponed_lines(plan)
+    return "\n".join([f"frees {size(plan.freed_bytes)}{anew}{held}", *lines])
+
+
+def postponed_lines(plan: Plan) -> list[str]:
+    """What is left as it is for want of a budget."""
+    packs, objects = plural(plan.postponed_count, "pack"), plural(plan.postponed_object_count, "object")
+    lines = [f"beyond the budget: {packs}, to rewrite which takes {size(plan.postponed_bytes)}"]
+    lines = lines if plan.postponed_count else []
+    return lines + ([f"beyond the budget: {objects} to encode anew"] if plan.postponed_object_count else [])

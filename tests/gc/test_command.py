@@ -10,14 +10,14 @@ from typing import Any
 
 import casckpt_gc
 import pytest
-from casckpt_gc import Maintenance, Retention
+from casckpt_gc import Maintenance, Retention, Thinning
 from casckpt_gc.command import gc
 from click.testing import CliRunner
 
 from casckpt.cli._group import casckpt as group
 from casckpt.errors import CasckptError, InvalidInputError, StoreWarning
 from casckpt.storage.process import System
-from tests.gc.collecting import check_steps, commit, files, trees
+from tests.gc.collecting import check_steps, commit, files, noise, trees
 from tests.unit.cli_stores import call
 from tests.unit.stores import UnsyncedFileSystem, open_store
 
@@ -87,6 +87,32 @@ def test_metric_that_no_snapshot_has_is_refused_before_anything_goes(long: Path)
         store.annotate(1, metrics={"cost": 1.0})
         both = Retention() | Retention(best=casckpt_gc.Best("return", at_most={"cost": 2.0}))
         assert casckpt_gc.plan(store, both).unknown_metrics == ()
+
+
+def test_component_that_no_snapshot_has_or_had_is_named(long: Path) -> None:
+    shown = call("gc", "collect", long, "--thin", "optimzer", "--thin", "optimizer", "--grace", "0").out
+    assert "no snapshot has a component 'optimzer'" in shown and "'optimizer'" not in shown
+    with open_store(long, create=False) as store:
+        store.commit(8, {"policy": 1}, drop=("counters", "frozen", "optimizer"))
+        casckpt_gc.collect(store, None, Thinning(["optimizer"]), grace_s=0.0)
+        plan = casckpt_gc.plan(store, None, Thinning(["optimizer", "critic"]))
+        assert all("optimizer" in store.snapshot(step).thinned for step in range(1, 8))
+        assert plan.unknown_components == ("critic",) and "'critic': nothing is withdrawn" in str(plan)
+
+
+def test_what_a_budget_leaves_is_said(store_path: Path) -> None:
+    with open_store(store_path) as store:
+        kept = {"policy": noise(1, 600_000)}  # 2.4 MB
+        store.commit(1, {**kept, "optimizer": noise(2, 1_200_000)})
+        store.commit(2, kept, drop=("optimizer",))
+        casckpt_gc.collect(store, Retention(latest=1), compaction=None, grace_s=0.0)
+    done = call("gc", "compact", store_path, "--budget", "1", "--grace", "0")
+    assert "condemned 0 packs" in done.out and "beyond the budget: 1 pack" in done.out and "--budget" in done.out
+    told = call("gc", "compact", store_path, "--budget", "1", "--grace", "0", "--json").json
+    assert (told["condemned_count"], told["postponed_count"]) == (0, 1)
+    assert 1 << 20 < told["postponed_bytes"] < 2_500_000  # of what stays, and no more
+    done = call("gc", "compact", store_path, "--budget", "4", "--grace", "0")
+    assert "condemned 1 packs" in done.out and "beyond" not in done.out
 
 
 def test_hours_that_mean_nothing_are_refused(long: Path) -> None:

@@ -363,10 +363,15 @@ def test_commands_find_and_heal(whole: Path) -> None:
     shown = CliRunner().invoke(patrol, [str(whole)])
     assert shown.exit_code == 1 and "needed by main/main@3" in shown.output
     dry = CliRunner().invoke(repair, [str(whole), "--from", str(whole.with_name("copy"))])
-    assert dry.exit_code == 1 and "nothing was changed" in dry.output
+    assert dry.exit_code == 1 and "nothing was changed: pass --execute to heal" in dry.output
+    with open_store(whole) as store:
+        assert "nothing was changed: pass execute=True to heal" in str(casckpt_gc.repair(store))
     done = CliRunner().invoke(repair, [str(whole), "--from", str(whole.with_name("copy")), "--execute"])
-    assert done.exit_code == 0
+    assert done.exit_code == 0 and "done" in done.output
     check_steps(whole, trees(STEPS))
+    for options in ([], ["--execute"]):
+        again = CliRunner().invoke(repair, [str(whole), *options])
+        assert again.exit_code == 0 and "all is well" in again.output
 
 
 def test_patrol_reads_each_pack_once(whole: Path) -> None:

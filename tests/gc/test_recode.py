@@ -167,6 +167,8 @@ def test_held_stays_within_live_over_many_collections_and_little_is_written_for_
 @pytest.mark.parametrize("budget_bytes", [4 * SIZE - 1, 1])
 def test_nothing_is_encoded_beyond_the_budget(copied: Path, budget_bytes: int) -> None:
     with open_store(copied) as store:
+        plan = casckpt_gc.plan(store, Retention(latest=1), compaction=Compaction(budget_bytes=budget_bytes))
+        assert plan.postponed_object_count and "to encode anew" in str(plan)
         report = collect(store, Retention(latest=1), compaction=Compaction(budget_bytes=budget_bytes))
         assert (report.recoded_count, report.rewritten_bytes) == (0, 0)
     check_steps(copied, {8: STATES[8]})
