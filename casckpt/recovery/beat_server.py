@@ -11,21 +11,20 @@ training can reach it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hmac
 import http.client
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from operator import index
-from types import TracebackType
 
 import msgspec
 
 from casckpt.arguments import FUNCTION, NUMBER, TEXT, WHOLE, checked, maybe, within
 from casckpt.engine.beats import Beat, Liveness, Pulse, said
-from casckpt.errors import BusyError, InvalidInputError, StorageError
+from casckpt.errors import InvalidInputError, StorageError
 from casckpt.limits import BEAT_TIMEOUT_S
+from casckpt.recovery.http_server import PORT_MAX, HttpServer
 from casckpt.recovery.samples import Version
 from casckpt.storage.process import System
 
@@ -33,10 +32,9 @@ TOKEN_HEADER = "X-Casckpt-Token"
 TOKEN_LENGTH_MIN = 16
 _BODY_SIZE_MAX = 4096
 _IDLE_TIMEOUT_S = 10.0
-_PORT_MAX = 65535
 
 
-class BeatServer:
+class BeatServer(HttpServer):
     """Takes beats in and says which version the learner has. A context manager; serves in threads of its own.
 
     Attributes:
@@ -69,17 +67,7 @@ class BeatServer:
         self._version = version
         self._token = _checked(token).encode()
         self.is_closed = False
-        self._server = listen(host, port, _handler(self))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="casckpt-beats", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return str(host), int(port)
+        super().__init__(host, port, _handler(self), name="casckpt-beats")
 
     def pulses(self) -> dict[str, Pulse]:
         """Everybody who ever sent a beat, by name."""
@@ -100,38 +88,7 @@ class BeatServer:
     def close(self) -> None:
         """Stop listening. Whoever is being answered gets the answer."""
         self.is_closed = True
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> BeatServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def listen(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    """A server that listens, with a thread for each request.
-
-    Raises:
-        InvalidInputError: no such port can be.
-        BusyError: somebody else listens there.
-        StorageError: it cannot listen there for another reason: no such address, or no right to.
-    """
-    if not 0 <= port <= _PORT_MAX:
-        raise InvalidInputError(f"port={port}: expected 0 to {_PORT_MAX}; 0 takes a free one", port=port)
-    try:
-        server = ThreadingHTTPServer((host, port), handler)
-    except OSError as error:
-        what = f"{host}:{port}: cannot listen: {error.strerror or error}"
-        if error.errno == errno.EADDRINUSE:
-            raise BusyError(f"{what}. Give another port, or 0 for a free one.", port=port) from error
-        raise StorageError(f"{what}. Give an address of this machine.", errno=error.errno) from error
-    server.daemon_threads = True
-    return server
+        super().close()
 
 
 def _handler(server: BeatServer) -> type[BaseHTTPRequestHandler]:
@@ -198,7 +155,7 @@ class BeatClient:
             such port.
     """
 
-    @checked(host=TEXT, port=within(WHOLE, 1, _PORT_MAX), name=TEXT, token=TEXT, timeout_s=NUMBER)
+    @checked(host=TEXT, port=within(WHOLE, 1, PORT_MAX), name=TEXT, token=TEXT, timeout_s=NUMBER)
     def __init__(self, host: str, port: int, *, name: str, token: str, timeout_s: float = 5.0) -> None:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._name, self._token = name, _checked(token)

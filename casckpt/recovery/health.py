@@ -8,15 +8,13 @@ read-only for each request of `metrics`, so that the numbers are those of the fi
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from types import TracebackType
 
 from casckpt.arguments import TEXT, WHOLE, checked, maybe
 from casckpt.errors import CasckptError
-from casckpt.recovery.beat_server import listen
+from casckpt.recovery.http_server import HttpServer
 from casckpt.recovery.supervisor import Status
 from casckpt.store.inspection import Inspection
 from casckpt.store.opening import open_store
@@ -26,7 +24,7 @@ from casckpt.store.values import Snapshot
 _IDLE_TIMEOUT_S = 10.0
 
 
-class HealthServer:
+class HealthServer(HttpServer):
     """Answers from a supervisor's status and a store. A context manager; serves in threads of its own.
 
     Args:
@@ -53,17 +51,7 @@ class HealthServer:
     ) -> None:
         self._status = status
         self._store_path, self._run = store_path, run
-        self._server = listen(host, port, _handler(self))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="casckpt-health", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return str(host), int(port)
+        super().__init__(host, port, _handler(self), name="casckpt-health")
 
     def answer(self, path: str) -> tuple[int, str]:
         """Status code and text for a path."""
@@ -90,20 +78,6 @@ class HealthServer:
         if self._store_path is not None:
             values.update(_store_values(self._store_path, self._run))
         return "".join(f"{name} {value:.17g}\n" for name, value in values.items())
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> HealthServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def newest_snapshot(
