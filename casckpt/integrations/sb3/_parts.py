@@ -15,6 +15,7 @@ the same.
 
 from __future__ import annotations
 
+import abc
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -103,87 +104,82 @@ class Observation:
             model._last_lstm_states = type(model._last_lstm_states)(pi, vf)
 
 
-class Noise:
-    """Late: what an action noise remembers between two calls. `learn()` resets it, and makes one per environment."""
+class Late(abc.ABC):
+    """A late part: what was restored is its state until `settle` puts it in place."""
 
     def __init__(self, model: BaseAlgorithm) -> None:
         self._model = model
-        self._restored: list[dict[str, Any]] | None = None
+        self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._restored is not None:
-            return {"noises": self._restored}
-        return {"noises": [take_attributes(noise) for noise in _noises(self._model.action_noise)]}
+        return self._now() if self._restored is None else self._restored
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state["noises"]
+        self._restored = state
 
     def settle(self) -> None:
         if self._restored is not None:
-            for noise, attributes in zip(_noises(self._model.action_noise), self._restored, strict=True):
-                put_attributes(noise, attributes)
+            self._put(self._restored)
         self._restored = None
+
+    @abc.abstractmethod
+    def _now(self) -> dict[str, Any]:
+        """The state of the live objects."""
+
+    @abc.abstractmethod
+    def _put(self, state: dict[str, Any]) -> None:
+        """Put a state into the live objects."""
+
+
+class Noise(Late):
+    """Late: what an action noise remembers between two calls. `learn()` resets it, and makes one per environment."""
+
+    def _now(self) -> dict[str, Any]:
+        return {"noises": [take_attributes(noise) for noise in _noises(self._model.action_noise)]}
+
+    def _put(self, state: dict[str, Any]) -> None:
+        for noise, attributes in zip(_noises(self._model.action_noise), state["noises"], strict=True):
+            put_attributes(noise, attributes)
 
 
 def _noises(noise: ActionNoise | None) -> list[Any]:
     return list(getattr(noise, "noises", [noise]))
 
 
-class Exploration:
+class Exploration(Late):
     """Late: the matrices of state-dependent exploration (gSDE), which a new rollout draws before it calls back."""
 
     _NAMES = ("exploration_mat", "exploration_matrices")
 
-    def __init__(self, model: BaseAlgorithm) -> None:
-        self._model = model
-        self._restored: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        if self._restored is not None:
-            return self._restored
+    def _now(self) -> dict[str, Any]:
         distribution = self._distribution()
         return {name: getattr(distribution, name).detach().clone() for name in self._NAMES}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state
-
-    def settle(self) -> None:
+    def _put(self, state: dict[str, Any]) -> None:
         distribution = self._distribution()
-        for name, matrix in (self._restored or {}).items():
+        for name, matrix in state.items():
             setattr(distribution, name, matrix.to(self._model.device))
-        self._restored = None
 
     def _distribution(self) -> Any:
         policy: Any = self._model.policy
         return getattr(policy, "actor", policy).action_dist
 
 
-class Pending:
+class Pending(Late):
     """Late: numbers and text that were recorded for the log and not written yet, such as the last losses."""
 
     _NAMES = ("name_to_value", "name_to_count", "name_to_excluded")
 
-    def __init__(self, model: BaseAlgorithm) -> None:
-        self._model = model
-        self._restored: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        if self._restored is not None:
-            return self._restored
+    def _now(self) -> dict[str, Any]:
         logger: Any = getattr(self._model, "_logger", None)
         if logger is None:
             return {name: {} for name in self._NAMES}
         kept = [key for key, value in logger.name_to_value.items() if isinstance(value, _SIMPLE) or _is_number(value)]
         return {name: {key: record[key] for key in kept if key in record} for name, record in self._records(logger)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state
-
-    def settle(self) -> None:
-        if self._restored is not None:
-            for name, record in self._records(self._model.logger):
-                record.update(self._restored[name])
-        self._restored = None
+    def _put(self, state: dict[str, Any]) -> None:
+        for name, record in self._records(self._model.logger):
+            record.update(state[name])
 
     def _records(self, logger: Any) -> list[tuple[str, dict[str, Any]]]:
         return [(name, getattr(logger, name)) for name in self._NAMES]
@@ -193,29 +189,18 @@ def _is_number(value: Any) -> bool:
     return getattr(value, "shape", None) == () and hasattr(value, "dtype") and not hasattr(value, "grad")
 
 
-class Clock:
+class Clock(Late):
     """Late: seconds trained so far, and when recent episodes ended; `time_elapsed` and `fps` in the log go on."""
 
-    def __init__(self, model: BaseAlgorithm) -> None:
-        self._model = model
-        self._restored: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        if self._restored is not None:
-            return self._restored
+    def _now(self) -> dict[str, Any]:
         model = self._model
         elapsed_ns = time.time_ns() - int(model.start_time) if model.start_time else 0
         times = [info.get("t") for info in model.ep_info_buffer or ()]
         return {"elapsed_ns": elapsed_ns, "from_timesteps": model._num_timesteps_at_start, "episodes": times}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state
-
-    def settle(self) -> None:
-        if self._restored is not None:
-            model = self._model
-            model.start_time = time.time_ns() - self._restored["elapsed_ns"]
-            model._num_timesteps_at_start = self._restored["from_timesteps"]
-            for info, at in zip(model.ep_info_buffer or (), self._restored["episodes"], strict=True):
-                info.update({} if at is None else {"t": at})
-        self._restored = None
+    def _put(self, state: dict[str, Any]) -> None:
+        model = self._model
+        model.start_time = time.time_ns() - state["elapsed_ns"]
+        model._num_timesteps_at_start = state["from_timesteps"]
+        for info, at in zip(model.ep_info_buffer or (), state["episodes"], strict=True):
+            info.update({} if at is None else {"t": at})
