@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from casckpt.codec import decode_into
 from casckpt.digest import digest, hasher
@@ -432,20 +432,10 @@ class ObjectReader:
         return row is not None and decode_pack_row(row)[0] == pack_id
 
     def _open_pack(self, pack_id: bytes) -> File:
-        try:
+        with _named(f"pack {pack_id.hex()}", pack_id=pack_id):
             with contextlib.suppress(FileNotFoundError):
                 return self._open(pack_path(self._root, pack_id))
             return self._open(trash_path(self._root, pack_id))  # where a collector puts it while somebody reads it
-        except FileNotFoundError:
-            raise IncompleteError(
-                f"pack {pack_id.hex()} is not here. If a copy of this store is under way, wait for it; "
-                "otherwise run `casckpt verify`.",
-                pack_id=pack_id,
-            ) from None
-        except StorageError as error:
-            if error.errno in _NOT_A_FILE:
-                raise CorruptionError(error.message) from error
-            raise
 
     def _open(self, path: str) -> File:
         try:
@@ -457,18 +447,8 @@ class ObjectReader:
         return self._timeline.fs.open(path)
 
     def _open_entry(self, seq: int) -> File:
-        try:
+        with _named(f"timeline entry {seq}", seq=seq):
             return self._open(self._timeline.path(seq))
-        except FileNotFoundError:
-            raise IncompleteError(
-                f"timeline entry {seq} is not here. If a copy of this store is under way, wait for it; "
-                "otherwise run `casckpt verify`.",
-                seq=seq,
-            ) from None
-        except StorageError as error:
-            if error.errno in _NOT_A_FILE:
-                raise CorruptionError(error.message) from error
-            raise
 
     def pack_id(self, pack_no: int, txn: KvReader | None = None) -> bytes:
         if txn is None:
@@ -535,3 +515,19 @@ def _raise_tagged(request: Request, error: CasckptError) -> None:
 def _scatter(plain: memoryview, pieces: Sequence[tuple[int, memoryview]]) -> None:
     for offset, target in pieces:
         target[:] = plain[offset : offset + len(target)]
+
+
+@contextlib.contextmanager
+def _named(what: str, **facts: Any) -> Iterator[None]:
+    """Say what could not be opened: it is not here, or it is no file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise IncompleteError(
+            f"{what} is not here. If a copy of this store is under way, wait for it; otherwise run `casckpt verify`.",
+            **facts,
+        ) from None
+    except StorageError as error:
+        if error.errno in _NOT_A_FILE:
+            raise CorruptionError(error.message) from error
+        raise

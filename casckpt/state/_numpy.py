@@ -13,7 +13,7 @@ import numpy.random
 from casckpt.errors import CorruptionError
 from casckpt.format.dtypes import itemsize_of
 from casckpt.format.structure import Leaf
-from casckpt.state.memory import distinct_count, reach
+from casckpt.state.memory import distinct_count, flat_parts, reach
 
 LEAF_TYPES = (np.ndarray, np.memmap)
 GENERATOR = np.random.Generator
@@ -113,30 +113,11 @@ def compact_source(array: Array) -> Callable[[int, int], memoryview]:
 
     def piece(start: int, stop: int) -> memoryview:
         first, last = start // itemsize, -(-stop // itemsize)
-        parts = _flat_parts(narrowed, first, last)
+        parts = flat_parts(narrowed, first, last)
         whole = memoryview(b"".join(part.tobytes() for part in parts))
         return whole[start - first * itemsize : stop - first * itemsize]
 
     return piece
-
-
-def _flat_parts(array: Array, first: int, last: int) -> list[Array]:
-    """The elements [first, last) of an array in C order, as pieces."""
-    if array.ndim < 2:
-        return [array.reshape(-1)[first:last]]
-    inner = array[0].size
-    parts = []
-    while first < last:
-        row, offset = divmod(first, inner)
-        rows = (last - first) // inner
-        if offset or not rows:
-            stop = min(inner, offset + last - first)
-            parts += _flat_parts(array[row], offset, stop)
-            first += stop - offset
-        else:
-            parts.append(array[row : row + rows])
-            first += rows * inner
-    return parts
 
 
 def array_in(memory: Any, start: int, leaf: Leaf) -> Array:

@@ -20,7 +20,7 @@ import torch
 from casckpt.errors import MismatchError, StoreWarning
 from casckpt.format.dtypes import TORCH_ITEMSIZES
 from casckpt.format.structure import PARAMETER, REQUIRES_GRAD, Leaf
-from casckpt.state.memory import compact_strides, distinct_count, reach, window
+from casckpt.state.memory import compact_strides, distinct_count, flat_parts, reach, window
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TORCH_ITEMSIZES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -230,30 +230,11 @@ def compact_source(tensor: torch.Tensor) -> Callable[[int, int], memoryview]:
     def piece(start: int, stop: int) -> memoryview:
         first, last = start // itemsize, -(-stop // itemsize)
         with after_writes():
-            parts = _flat_parts(detached, first, last)
+            parts = [part.resolve_conj().resolve_neg().reshape(-1) for part in flat_parts(detached, first, last)]
             whole = _bytes_of(parts[0]) if len(parts) == 1 else memoryview(b"".join(map(_bytes_of, parts)))
         return whole[start - first * itemsize : stop - first * itemsize]
 
     return piece
-
-
-def _flat_parts(tensor: torch.Tensor, first: int, last: int) -> list[torch.Tensor]:
-    """The elements [first, last) of a tensor in C order, as flat pieces; touches no other element."""
-    if tensor.dim() < 2:
-        return [tensor.reshape(-1)[first:last].resolve_conj().resolve_neg()]
-    inner = tensor[0].numel()
-    parts = []
-    while first < last:
-        row, offset = divmod(first, inner)
-        rows = (last - first) // inner
-        if offset or not rows:
-            stop = min(inner, offset + last - first)
-            parts += _flat_parts(tensor[row], offset, stop)
-            first += stop - offset
-        else:
-            parts.append(tensor[row : row + rows].resolve_conj().resolve_neg().reshape(-1))
-            first += rows * inner
-    return parts
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

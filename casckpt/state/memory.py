@@ -7,8 +7,9 @@ window is used. This is the one file that turns addresses into memoryviews.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -52,3 +53,22 @@ def compact_strides(shape: Sequence[int], strides: Sequence[int], unit: int) -> 
     if any(not stride and size > 1 for stride, size in zip(strides, shape, strict=True)):
         return tuple(result)
     return None
+
+
+def flat_parts(array: Any, first: int, last: int) -> list[Any]:
+    """The elements [first, last) of an array or tensor in C order, as pieces of it; touches no other element."""
+    if array.ndim < 2:
+        return [array.reshape(-1)[first:last]]
+    inner = math.prod(array.shape[1:])
+    parts = []
+    while first < last:
+        row, offset = divmod(first, inner)
+        rows = (last - first) // inner
+        if offset or not rows:
+            stop = min(inner, offset + last - first)
+            parts += flat_parts(array[row], offset, stop)
+            first += stop - offset
+        else:
+            parts.append(array[row : row + rows])
+            first += rows * inner
+    return parts
