@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from casckpt.arguments import NUMBER, WHOLE, Kind, check, maybe, within
 from casckpt.errors import InvalidInputError
 
 
@@ -24,9 +24,7 @@ def checked_trim(rows: Any, since_step: Any, max_age_s: Any) -> Trim:
     Raises:
         InvalidInputError: one is neither None nor what it should be.
     """
-    is_number = not isinstance(max_age_s, bool) and isinstance(max_age_s, numbers.Real)
-    if max_age_s is not None and not (is_number and float(max_age_s) >= 0):
-        raise InvalidInputError(f"max_age_s={max_age_s!r:.80}: expected seconds of at least 0, or None for everything")
+    check({"max_age_s": maybe(within(NUMBER, 0))}, {"max_age_s": max_age_s})
     return Trim(
         None if rows is None else whole(rows, "rows", least=0),
         None if since_step is None else whole(since_step, "since_step"),
@@ -40,14 +38,8 @@ def whole(value: Any, name: str, *, least: int | None = None) -> int:
     Raises:
         InvalidInputError: it is no integer, or below `least`.
     """
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or (least is not None and found < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise InvalidInputError(f"{name}={value!r:.80}: expected an integer{bound}", name=name) from None
-    return found
+    check({name: WHOLE if least is None else within(WHOLE, least)}, {name: value})
+    return operator.index(value)
 
 
 def listed(value: Any, name: str) -> list[Any]:
@@ -67,8 +59,7 @@ def expect(value: Any, kinds: Any, name: str, what: str) -> None:
     Raises:
         InvalidInputError: it is not; `what` says what it should have been.
     """
-    if not isinstance(value, kinds):
-        raise InvalidInputError(f"{name}={value!r:.80}: expected {what}, got {type(value).__name__}", name=name)
+    check({name: Kind(what, lambda given: isinstance(given, kinds))}, {name: value})
 
 
 def expect_buffer(value: Any, attributes: Iterable[str], what: str) -> None:

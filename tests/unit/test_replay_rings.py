@@ -391,7 +391,7 @@ def test_trimmed_view_and_trimmed_restore_have_the_newest_rows(store_path: Path)
             assert view.trimmed(max_age_s=age_s).first == first
         assert view.trimmed(max_age_s=1e6, rows=20).first == 130
         for wrong in ({"rows": -1}, {"max_age_s": -0.5}, {"max_age_s": float("nan")}, {"rows": 2.5}):
-            with pytest.raises(InvalidInputError, match=r"at least 0"):
+            with pytest.raises(InvalidInputError, match=r"from 0 on"):
                 view.trimmed(**wrong)
         old = PlainRing(100)
         store.restore_into({"replay": old.ring().restoring(max_age_s=apart_s / 2)})
@@ -641,7 +641,7 @@ def test_ring_and_plain_state_are_not_restored_into_each_other(store_path: Path)
     [
         (lambda live: Ring({"obs": live.obs}), InvalidInputError, "casckpt.replay.Arrays"),
         (lambda live: live.ring(trust="blind"), InvalidInputError, "expected one of digest, counter"),
-        (lambda live: live.ring(keep_rows=0), InvalidInputError, "at least 1"),
+        (lambda live: live.ring(keep_rows=0), InvalidInputError, "an integer from 1 on"),
         (lambda live: Ring(counted({"x": live.obs}, mutable={"p": 1}), keep_rows=5), InvalidInputError, "follow"),
         (lambda live: Ring(by_place(live), trust="counter"), InvalidInputError, "counts the rows"),
         (lambda live: Arrays(live.columns(), live), InvalidInputError, "name where the ring stands"),
