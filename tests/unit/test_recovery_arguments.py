@@ -18,6 +18,7 @@ from casckpt import recovery
 from casckpt.arguments import FINITE, FLAG, LIST, NUMBER, ORDERED, TEXTS, WHOLE, maybe, within
 from casckpt.recovery import FailureInfo, Policy, Situation, Version
 from casckpt.recovery.supervisor import Status
+from tests.unit import cli_stores
 from tests.unit.stores import open_store
 
 
@@ -196,3 +197,12 @@ def test_trial_without_a_step_is_refused() -> None:
 def test_number_that_cannot_be_is_refused_by_name(tmp_path: Path, call: Any, message: str) -> None:
     with open_store(tmp_path / "store") as store, pytest.raises(casckpt.InvalidInputError, match=message):
         call(store)
+
+
+@pytest.mark.parametrize("option", [("--world-size", 0), ("--logged-step", -1), ("--failed-step", -3)])
+def test_plan_refuses_a_number_that_cannot_be(tmp_path: Path, option: tuple[str, int]) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.commit(1, {"w": {"n": 1}})
+    called = cli_stores.call("plan", tmp_path / "store", *option)
+    assert (called.code, called.out) == (2, "")
+    assert f"={option[1]}: expected an integer from" in called.err
