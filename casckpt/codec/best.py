@@ -97,7 +97,7 @@ def encode_best(
         has_failed |= form is None
         if form is not None and base.cost + memory.difference_cost <= limits.cost_max:
             return Best(form, number)
-    if not has_failed and memory.difference_share <= limits.level.root_gain:
+    if bases and not has_failed and memory.difference_share <= limits.level.root_gain:
         return Best(raw.encode(plain, rejected=rejected))
     alone = alone or _alone(plain, itemsize, memory, limits)
     return Best(replace(alone, rejected=alone.rejected or rejected))

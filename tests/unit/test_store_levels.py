@@ -275,6 +275,22 @@ def test_buffers_that_somebody_wrote_to_before_a_commit_builds_on_them_spoil_not
             assert difference(tree(LEARNER, step), store.restore(step)) is None
 
 
+@pytest.mark.parametrize("level", ["balanced", "small"])
+def test_leaf_whose_past_lies_in_the_timeline_takes_no_more_than_at_level_fast(store_path: Path, level: str) -> None:
+    """What a small commit stores is no base of the next one: differences that paid before say nothing then."""
+    rng = np.random.default_rng(0)
+    frozen, leaf = rng.bytes(1 << 20), rng.integers(0, 100, 15_000).astype(np.float32)
+    taken = {}
+    for name in ("fast", level):
+        values, taken[name] = leaf.copy(), 0
+        with open_store(store_path / name, level=name) as store:
+            for step in range(8):
+                store.commit(step, {"frozen": {"bytes": frozen}, "trained": {"leaf": values}})
+                taken[name] += store.snapshot(step).stored_bytes if step else 0  # without the large first commit
+                values = values + (rng.integers(0, 100, len(values)) if step == 1 else np.ones(1)).astype(np.float32)
+    assert taken[level] <= 1.01 * taken["fast"]
+
+
 @pytest.mark.full
 def test_one_step_of_adamw_costs_its_first_moments(store_path: Path) -> None:
     """What the guide promises of commits one optimizer step apart: weights and second moments cost next to nothing."""
