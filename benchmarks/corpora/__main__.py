@@ -1,4 +1,4 @@
-"""`python -m benchmarks.corpora`: build series, list them, and say how much changes between their commits."""
+"""`python -m benchmarks.corpora`: build and list series; say what changes between commits and what that takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from benchmarks.corpora import NAMES, build, load
+from benchmarks.corpora._generic import generic_share
 from benchmarks.corpora._survey import changes
 
 
@@ -13,7 +14,7 @@ def main(arguments: list[str]) -> int:
     """Run one command. Building what is there already takes no time."""
     options = _parser().parse_args(arguments)
     try:
-        {"list": _list, "build": _build, "changes": _changes}[options.command](options)
+        {"list": _list, "build": _build, "changes": _changes, "difference": _difference}[options.command](options)
     except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -37,6 +38,11 @@ def _changes(options: argparse.Namespace) -> None:
             print(f"{name} {kind}: {change.share:.2%} of {change.element_count:,} elements changed", flush=True)
 
 
+def _difference(options: argparse.Namespace) -> None:
+    for name in options.names:
+        print(f"{name}: {generic_share(load(options.folder, name), options.limit):.4f} of raw", flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.corpora", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -44,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     building = commands.add_parser("build", help="build series that are not there yet")
     building.add_argument("--quick", action="store_true", help="tiny series of the same form, in seconds")
     changing = commands.add_parser("changes", help="how much changes from commit to commit, by component")
-    for command in (building, changing):
+    generic = commands.add_parser("difference", help="what the plainest lossless differences would take")
+    generic.add_argument("--limit", type=int, metavar="N", help="only the first N commits")
+    for command in (building, changing, generic):
         command.add_argument("names", nargs="+", metavar="NAME", choices=NAMES)
         command.add_argument("--folder", required=True, help="where the series lie, each in a folder of its own")
     return parser

@@ -8,7 +8,7 @@ what is predicted from them, and all that a batch decodes for bases is decoded o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -157,11 +157,24 @@ class ChunkEncoder:
         outcomes = {at: Outcome(at, ids[at], tasks[at].size) for at in unknown}
         if new:
             work = _Batch(self, plains, ids, new)
-            outcomes.update((at, work.encode(at)) for at in sorted(new, key=self._groups.ranks.__getitem__))
+            first = self._first_of_each(new, ids)
+            for at in sorted(first.values(), key=self._groups.ranks.__getitem__):
+                outcomes[at] = work.encode(at)
+            for at in new:
+                same = outcomes[first[ids[at]]]
+                if same.position != at:
+                    tasks[at].memory.learn_cost(same.cost, has_bases=bool(same.bases))
             for at in () if self._is_own_memory else work.relied_on:
                 if digest(plains[at]) != ids[at]:
                     raise moved(ids[at])  # what was computed from it was proven against something else
         return list(outcomes.values())
+
+    def _first_of_each(self, new: Sequence[int], ids: Mapping[int, ObjectId]) -> dict[ObjectId, int]:
+        """Of chunks with the same content the one that is encoded: where there is one, one that has a past."""
+        first: dict[ObjectId, int] = {}
+        for at in sorted(new, key=lambda at: self.tasks[at].known_id is None):
+            first.setdefault(ids[at], at)
+        return first
 
     def allowed(self, at: int) -> Sequence[int]:
         """Candidates of a chunk whose operands are in its batch."""
@@ -208,7 +221,7 @@ class _Batch:
         self._plains = plains
         self._ids = ids
         self._new = set(new)
-        self._stored: dict[int, Standing] = {}  # what this batch has encoded
+        self._stored: dict[ObjectId, Standing] = {}  # what this batch has encoded
         self.relied_on: set[int] = set()  # positions whose memory a record was computed from
         self._continued: set[int] = set()  # of these, what is built on its content in the parent snapshot
         self._bases: Bases | None = None
@@ -270,7 +283,7 @@ class _Batch:
             self.relied_on.add(at)
         task.memory.learn_cost(outcome.cost, has_bases=bool(outcome.bases))
         assert outcome.encoded is not None
-        self._stored[at] = Standing(object_id, outcome.depth, outcome.cost, outcome.encoded.codec)
+        self._stored[object_id] = Standing(object_id, outcome.depth, outcome.cost, outcome.encoded.codec)
         if outcome.bases[:1] == (task.known_id,):
             self._continued.add(at)
         return outcome
@@ -322,7 +335,7 @@ class _Batch:
             chunks = []
             for each in ref.positions:
                 known_id = self._tasks[each].known_id if ref.is_before else self._ids[each]
-                standing = self._stored.get(each) if not ref.is_before and each in self._new else None
+                standing = self._stored.get(self._ids[each]) if not ref.is_before and each in self._new else None
                 standing = standing or (bases.standing(known_id) if known_id is not None else None)
                 if standing is None or standing.object_id == self._ids[at]:
                     return None
@@ -419,7 +432,7 @@ class _Batch:
         if sibling is None or bases is None or self._ids[at] in bases.lost:
             return None
         if sibling.position in self._new:
-            standing = self._stored.get(sibling.position)
+            standing = self._stored.get(self._ids[sibling.position])
         else:
             standing = bases.standing(self._ids[sibling.position])
         is_usable = standing is not None and standing.object_id != self._ids[at] and standing.depth < DEPTH_MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 from pathlib import Path
@@ -310,3 +311,30 @@ def test_one_step_of_adamw_costs_its_first_moments(store_path: Path) -> None:
             restored = store.restore(step)
             assert torch.equal(restored["net"]["weight"], kept)
             assert torch.equal(restored["optimizer"]["state"][0]["exp_avg_sq"], moment)
+
+
+# --- equal content in one commit ---
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["opponent", "zero-sum opponent"])  # by its name before "policy", and after it
+def test_copy_of_what_changes_is_stored_with_it_once(store_path: Path, level: str, name: str) -> None:
+    """A league adds the policy as an opponent in the commit that has its newest weights."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    league: dict[str, Any] = {}
+    kept: dict[int, Any] = {}
+    with open_store(store_path, level=level) as store:
+        for step in range(1, 7):
+            net(torch.randn(8, 256)).square().mean().backward()
+            optimizer.step()
+            if step in (3, 5):
+                league[f"{name} {step}"] = copy.deepcopy(net.state_dict())
+            state = {"policy": net.state_dict(), "optimizer": optimizer.state_dict(), **league}
+            kept[step] = copy.deepcopy(dict(sorted(state.items())))
+            store.commit(step, kept[step])
+        for step, state in kept.items():
+            assert difference(state, store.restore(step)) is None, step
+        records = dissect(store.path).records
+    assert max(len(found) for found in records.values()) == 1
