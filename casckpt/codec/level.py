@@ -30,6 +30,7 @@ COST_MAX = 255  # what a record can say
 OPENING_SIZE = 16 << 20  # bytes that are read and hashed in the time that opening a store takes
 PREDICTED_PRICE = 0.1  # least price of a difference in a leaf that is predicted: its cost shortens the next chain
 DEPTH_MAX = 48  # bases below bases; what readers accept lies above
+DENSE_SHARE = 0.75  # of a chunk that a dense difference of trained float32 takes
 FRAMES_COSTS = (12, 22, 34, 34)  # by method; those of the first hold for known frames alone too
 
 
@@ -153,6 +154,14 @@ def prediction_cost(kind: int, itemsize: int) -> int:
     if itemsize == 4:
         return costs.predictions.get(kind, costs.prediction)
     return costs.narrow_predictions.get(kind, costs.narrow_prediction)
+
+
+def missed_cost(share: float) -> int:
+    """Cost of applying what a prediction missed, where that takes this share of the chunk.
+
+    What `prediction_cost` says holds for formulas that are right. One that is not leaves a dense difference behind.
+    """
+    return round(_costs().dense * min(1.0, share / DENSE_SHARE))
 
 
 def _costs() -> _Costs:

@@ -47,6 +47,7 @@ class Memory:
     _frames_uses: int = 0
     _predictions: dict[Hashable, Hint] = field(default_factory=dict)
     prediction: Hashable = None
+    _prediction_costs: dict[Hashable, int] = field(default_factory=dict)  # of decoding the last that held, by candidate
     _misses: dict[Hashable, int] = field(default_factory=dict)  # by candidate: failures in a row, then uses left out
 
     def is_trial_due(self) -> bool:
@@ -96,6 +97,14 @@ class Memory:
     def prediction_hint(self, candidate: Hashable) -> Hint:
         """What paid for a candidate."""
         return self._predictions.setdefault(candidate, Hint())
+
+    def prediction_cost(self, candidate: Hashable, least: int) -> int:
+        """What decoding a prediction by this candidate likely costs: as the last one, or `least`."""
+        return self._prediction_costs.get(candidate, least)
+
+    def learn_prediction_cost(self, candidate: Hashable, cost: int) -> None:
+        """Remember what decoding a prediction by this candidate costs, its operands left out."""
+        self._prediction_costs[candidate] = cost
 
     def learn_predictions(self, held: Hashable, share: float, failed: Iterable[Hashable]) -> None:
         """Remember one use: which candidate was the best, at what share of the chunk, and which did not hold.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from casckpt.codec.contract import PREDICTION, Encoded
-from casckpt.codec.level import COST_MAX, DEPTH_MAX, burden, decode_cost, prediction_cost
+from casckpt.codec.level import COST_MAX, DEPTH_MAX, burden, decode_cost, missed_cost, prediction_cost
 from casckpt.codec.memory import Limits, Memory
 from casckpt.codec.models import NEAR, ROUNDING, Model
 from casckpt.digest import digest
@@ -263,7 +263,8 @@ class _Batch:
         task = self._tasks[at]
         if self._ids[at] in bases.lost:
             return False
-        cost = task.predictions[number].cost
+        prediction = task.predictions[number]
+        cost = task.memory.prediction_cost(prediction.key, prediction.cost)
         for each, is_before in task.operands(number):
             if each in self._new and not is_before:
                 continue
@@ -308,6 +309,8 @@ class _Batch:
                 continue  # not now: that says nothing of whether it would hold
             ceiling = self._ceiling(task, number) if best is None else _stored_size(best)
             outcome = self._predict(at, number, inputs, ceiling)
+            if outcome is not None and outcome.cost > task.limits.cost_max:
+                continue  # it missed so much that it costs more than was expected
             if outcome is not None:
                 best, held = outcome, task.predictions[number].key
             elif best is None:
@@ -365,8 +368,10 @@ class _Batch:
             return None
         self.relied_on.update(each for each, is_before in task.operands(number) if not is_before)
         is_tied = any(each in self._new and not is_before for each, is_before in task.operands(number))
-        own_cost = prediction.cost if form.codec == PREDICTION else decode_cost(form, task.size)
-        outcome = Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, inputs.cost)
+        own_cost = _own_cost(prediction, form, task.size)
+        task.memory.learn_prediction_cost(prediction.key, own_cost)
+        cost = min(inputs.cost - prediction.cost + own_cost, COST_MAX)
+        outcome = Outcome(at, self._ids[at], task.size, form, inputs.bases, inputs.depth, cost)
         return outcome._replace(is_tied=is_tied, own_cost=own_cost)
 
     def _extra(self, at: int, number: int, standings: list[Standing], bases: Bases) -> list[Standing]:
@@ -521,6 +526,13 @@ def _stored_size(outcome: Outcome) -> int:
     """What a record takes, but for its bases' ids."""
     assert outcome.encoded is not None
     return outcome.encoded.stored_size + len(outcome.encoded.params)
+
+
+def _own_cost(prediction: Prediction, form: Encoded, size: int) -> int:
+    """Of decoding a chunk that was predicted, without its operands."""
+    if form.codec != PREDICTION:
+        return decode_cost(form, size)
+    return max(prediction.cost, missed_cost(form.stored_size / size))
 
 
 def _burden(outcome: Outcome, price: float) -> float:
