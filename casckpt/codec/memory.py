@@ -57,6 +57,7 @@ class Memory:
         if is_due:
             self._difference_share = None
             self._failures = self._far_failures = 0
+            self._prediction_costs.clear()
         return is_due
 
     def is_frames_due(self) -> bool:
@@ -99,7 +100,7 @@ class Memory:
         return self._predictions.setdefault(candidate, Hint())
 
     def prediction_cost(self, candidate: Hashable, least: int) -> int:
-        """What decoding a prediction by this candidate likely costs: as the last one, or `least`."""
+        """What decoding a prediction by this candidate likely costs: as the last since the last trial, or `least`."""
         return self._prediction_costs.get(candidate, least)
 
     def learn_prediction_cost(self, candidate: Hashable, cost: int) -> None:

@@ -95,7 +95,7 @@ class ChunkTask(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One chunk done. `encoded` is None where it was stored already.
+    """One chunk done. `encoded` is None where it was stored already, or is with an equal chunk of the same batch.
 
     `is_tied`: it is or has a base that this same commit stores, so neither may stay inline. `own_cost` is what decoding
     the record costs, `cost` adds its bases.

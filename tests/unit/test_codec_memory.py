@@ -57,6 +57,21 @@ def test_candidate_that_saves_little_does_not_keep_the_others_from_being_tried(s
     assert _tried(memory) == (["wrong"] if is_certain else list(CANDIDATES))
 
 
+def test_candidate_that_once_missed_much_is_not_held_too_costly_for_ever() -> None:
+    """What is too costly is not tried, so that nothing else would ever say that it has become cheap again."""
+    memory = Memory()
+    while not memory.is_trial_due():
+        pass
+    memory.learn_prediction_cost("right", 14)
+    uses = 1
+    while memory.prediction_cost("right", 7) > 7:
+        assert memory.prediction_cost("right", 7) == 14
+        memory.is_trial_due()
+        uses += 1
+        assert uses <= TRIAL_INTERVAL + 1
+    assert uses == TRIAL_INTERVAL + 1
+
+
 def test_far_base_that_fails_says_nothing_of_the_near_ones_after_it() -> None:
     """A chain that has become too costly ends in a chunk by itself, and the next one starts at once."""
     rng = np.random.default_rng(0)
