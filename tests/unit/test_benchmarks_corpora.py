@@ -10,6 +10,8 @@ import copy
 import importlib
 import importlib.util
 import itertools
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from benchmarks import corpora
 from benchmarks.corpora import Series, _atari, _build, _dqn, _league, _transformer, _wheel
 from benchmarks.corpora import __main__ as command
 from benchmarks.corpora._adamw import WideAdamW
+from benchmarks.corpora._generic import generic_share
 from benchmarks.corpora._series import Recorder, write_marker
 from benchmarks.corpora._survey import changes
 
@@ -442,6 +445,34 @@ def test_changes_are_counted_bit_by_bit(tmp_path: Path) -> None:
     assert found == {"frozen": 0.0, "net": 0.5, "adam.exp_avg": 0.25}  # -0.0 differs from 0.0, NaN equals itself
 
 
+def recorded(folder: Path, *states: dict[str, torch.Tensor]) -> Series:
+    recorder = Recorder(str(folder), str(folder))
+    for step, state in enumerate(states):
+        recorder.commit(step, {"net": state})
+    sizes = [sum(leaf.nbytes for leaf in state.values()) for state in states]
+    return Series(str(folder), recorder.steps, {"name": "A", "raw_bytes": sizes})
+
+
+def test_plainest_difference_takes_what_is_new_once(tmp_path: Path, seed: int) -> None:
+    """Random bits shrink by nothing, nor does what separates them; what stands still, or is a copy, takes nothing."""
+    rng = np.random.default_rng(seed)
+    one, other = (torch.from_numpy(rng.integers(-(2**63), 2**63, 4096)) for _ in range(2))
+    series = recorded(tmp_path, {"w": one, "copy": one}, {"w": one, "copy": one}, {"w": other, "copy": one})
+    assert generic_share(series) == 2 / 6
+    assert generic_share(series, 2) == 1 / 4
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_plainest_difference_of_few_items_is_a_mask_and_small_numbers(tmp_path: Path, seed: int, step: int) -> None:
+    one = torch.from_numpy(np.random.default_rng(seed).integers(-(2**63), 2**63, 4096))
+    other = one.clone()
+    places = torch.arange(8) * 501
+    other[places] += step
+    taken = generic_share(recorded(tmp_path, {"w": one}, {"w": other})) * 2 * one.nbytes - one.nbytes
+    least = math.log2(math.comb(4096, 8)) / 8  # bytes that tell which items
+    assert least <= taken <= 4096 / 8 + 8 * other.itemsize
+
+
 def test_command_builds_lists_and_reports(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["list"]) == 0
     assert capsys.readouterr().out.split() == list(corpora.NAMES)
@@ -449,6 +480,8 @@ def test_command_builds_lists_and_reports(folder: str, capsys: pytest.CaptureFix
     assert "E-1: 3 commits" in capsys.readouterr().out
     assert command.main(["changes", "D-fp32-1", "--folder", folder]) == 0
     assert "D-fp32-1 reference: 0.00% of" in capsys.readouterr().out
+    assert command.main(["difference", "E-1", "--folder", folder, "--limit", "2"]) == 0
+    assert re.fullmatch(r"E-1: 0\.\d{4} of raw\n", capsys.readouterr().out)
 
 
 def test_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
