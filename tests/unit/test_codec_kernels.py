@@ -359,7 +359,11 @@ def test_gradients_are_found_alike(rng: np.random.Generator) -> None:
 
 
 @with_kernels
-def test_flush_to_zero_changes_neither_a_prediction_nor_the_digest(rng: np.random.Generator) -> None:
+def test_flush_to_zero_changes_neither_a_prediction_nor_whether_kernels_are_used(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first thread that asks is one of a training that flushes."""
+    monkeypatch.setattr(kernels, "IS_THERE", True)  # put back at the end, whatever is found
     given = [
         (formula, operands_of(rng, kind, sizes, 2500, 0))
         for kind in KINDS
@@ -371,11 +375,14 @@ def test_flush_to_zero_changes_neither_a_prediction_nor_the_digest(rng: np.rando
     try:
         assert np.float32(2.0**-126) * np.float32(0.5) == 0, "the mode is on"
         flushed = [predicted(*each, 2500, 0) for each in given]
-        found = formulas._digest_of(formulas._predict_compiled, lambda formula, m, new_m: np.zeros(0))
+        formulas._are_right.cache_clear()
+        is_used, by_digest = formulas.has_kernels(), by_numpy(formulas._digest_of, predict, find_gradient)
     finally:
         torch.set_flush_denormal(False)
+        formulas._are_right.cache_clear()
     assert flushed == plain
-    assert found == formulas._digest_of(formulas._predict_compiled, lambda formula, m, new_m: np.zeros(0))
+    assert is_used
+    assert by_digest == formulas._COMPILED_DIGEST
 
 
 # --- what they refuse ---
