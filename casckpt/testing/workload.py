@@ -194,8 +194,14 @@ def _commit_together(steps: Sequence[int], parent: int) -> Act:
             store.resume(parent)
             missing = list(steps)
         missing = missing or list(steps[-1:])  # committed by somebody who may not have made it durable: once more
-        errors = [handle.exception() for handle in [store.commit_async(step, tree(LEARNER, step)) for step in missing]]
-        for error in filter(None, errors):
+        handles: list[Any] = []
+        for step in missing:
+            try:
+                handles.append(store.commit_async(step, tree(LEARNER, step)))
+            except casckpt.SaveFailedError as failed:  # one before it has failed already, which may come at any time
+                assert failed.__cause__ is not None
+                raise failed.__cause__ from None
+        for error in filter(None, [handle.exception() for handle in handles]):
             raise error
 
     keys = tuple((LEARNER, step) for step in steps)
