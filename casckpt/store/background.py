@@ -204,8 +204,8 @@ class Background:
         return next((handle for handle in self.under_way() if handle.step == step), None)
 
     def last_step(self) -> int | None:
-        under_way = self.under_way()
-        return under_way[-1].step if under_way else None
+        """The step of the newest save under way; one whose result is known is not, whatever is still put away."""
+        return next((handle.step for handle in reversed(self.under_way()) if not handle.done()), None)
 
     def forget_failures(self) -> None:
         """Take failures up to now as told."""
