@@ -28,6 +28,7 @@ from casckpt.state import _torch
 from casckpt.state.staging import Staging
 from casckpt.storage.fs import typed_error
 from casckpt.storage.process import System
+from casckpt.store import background
 from casckpt.testing.trees import difference
 from casckpt.testing.wrapping import Operation
 from tests.unit.stores import UnsyncedFileSystem, open_store
@@ -417,3 +418,25 @@ def test_failure_that_nobody_asked_for_before_the_end_is_printed(store_path: Pat
         assert store.steps() == [1]
     assert done.stderr.startswith("casckpt: The background commit of step 2 failed")
     assert done.stderr.count("\n") == 1
+
+
+def test_failed_save_is_made_again_as_soon_as_its_result_is_known(
+    store_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is held between telling the result and putting the save away."""
+    main, is_let_go = threading.current_thread(), threading.Event()
+
+    def hold(*_: object) -> None:
+        assert threading.current_thread() is main or is_let_go.wait(GATE_TIMEOUT_S)
+
+    monkeypatch.setattr(background.atexit, "register", hold)
+    with casckpt.open(store_path, create=True, system=System(file_system=gate)) as store:
+        try:
+            gate.is_full = True
+            with pytest.raises(SaveFailedError):
+                store.commit_async(1, {"policy": {"x": 1}}).result()
+            gate.is_full = False
+            again = store.commit_async(1, {"policy": {"x": 1}})
+        finally:
+            is_let_go.set()
+        assert again.result().step == 1
